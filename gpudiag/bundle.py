@@ -1,0 +1,88 @@
+"""A bundle: the folder that `gpudiag profile` leaves behind, judged again at any time on any machine.
+
+```
+<bundle>/
+  manifest.json            Manifest, below
+  <capture>/               one folder a capture pass: torch, nsys
+    rank0.kineto.json.gz   torch.profiler's export of a rank      (torch pass)
+    report.sqlite          nsys export                              (nsys pass; report.nsys-rep beside it)
+    rank0.<pid>.jsonl      gpudiag's own records of a process     (read/loader_log.py)
+    nvml.jsonl             NVML samples
+  diagnosis.json           the diagnosis as printed
+```
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudiag.errors import GpudiagError
+
+SCHEMA = "gpudiag.bundle/1"
+MANIFEST = "manifest.json"
+
+
+class CaptureInfo(msgspec.Struct, frozen=True):
+    """One pass over the application. kind: torch | nsys. files: relative paths by role. failed: why it is unusable, or "".
+
+    plain_step_ns / recorded_step_ns: median step time outside and inside the recorded window of the same run.
+    """
+
+    name: str
+    kind: str
+    files: dict[str, list[str]]
+    collector: str = ""
+    wall_s: float | None = None
+    plain_step_ns: int | None = None
+    recorded_step_ns: int | None = None
+    failed: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What was run, with what, and how it ended. command: as typed, secrets masked. environment: allow-listed facts."""
+
+    schema: str
+    gpudiag: str
+    command: tuple[str, ...]
+    started: str
+    exit_code: int | None
+    captures: tuple[CaptureInfo, ...]
+    asked: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    path: Path
+    manifest: Manifest
+
+
+def is_bundle(path: Path) -> bool:
+    return path.is_dir() and (path / MANIFEST).is_file()
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Raises GpudiagError when the manifest is unreadable or of a newer schema."""
+    file = path / MANIFEST
+    try:
+        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise GpudiagError(
+            f"{file}: not a readable manifest ({error})", "profile again, or analyze the raw files inside the folder"
+        ) from error
+    if manifest.schema != SCHEMA:
+        raise GpudiagError(
+            f"{file}: schema {manifest.schema!r}, this gpudiag reads {SCHEMA!r}", "use the gpudiag that wrote it"
+        )
+    return Bundle(path, manifest)
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Atomic: a reader sees the old manifest or the new one."""
+    temporary = path / (MANIFEST + ".new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    temporary.replace(path / MANIFEST)

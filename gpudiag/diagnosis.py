@@ -1,0 +1,217 @@
+"""The result: plain data, no work. `to_json`/`from_json` are the contract `gpudiag.diagnosis/1` (DESIGN 6)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = "gpudiag.diagnosis/1"
+
+StepName = Literal["overall", "transfer", "compute", "scheduling", "environment"]
+Severity = Literal["info", "warning", "critical"]
+BoundBy = Literal["input", "transfer", "compute", "launch", "sync", "communication", "memory", "power", "host", "none"]
+STEP_ORDER: tuple[StepName, ...] = ("overall", "transfer", "compute", "scheduling", "environment")
+SEVERITY_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+class SourceInfo(msgspec.Struct, frozen=True):
+    """kind: nsys-sqlite | kineto | nvprof | bundle; recorder e.g. `nsys 2023.4.4`."""
+
+    kind: str
+    path: str
+    recorder: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """headline: one sentence with numbers. margin: said when the two largest owners are close, else empty."""
+
+    status: Literal["bottleneck", "healthy", "cannot_judge"]
+    bound_by: BoundBy
+    headline: str
+    margin: str = ""
+
+
+class StepsInfo(msgspec.Struct, frozen=True):
+    """count: steady steps; times of the steady steps in ns (None without steps)."""
+
+    count: int
+    median_ns: int | None
+    p99_ns: int | None
+    source: str
+    warm_up: int
+    confidence: float = 1.0
+    durations_ns: tuple[int, ...] = ()
+
+
+class AccountInfo(msgspec.Struct, frozen=True):
+    """parts sum to total_ns exactly. device -1 is the host account of a run without GPU work.
+
+    per_step: one dict of parts a steady step, in order (empty for scope "span").
+    """
+
+    rank: int
+    device: int
+    scope: Literal["steps", "span"]
+    window_ns: tuple[int, int]
+    total_ns: int
+    parts: dict[str, int]
+    steps: int = 0
+    per_step: tuple[dict[str, int], ...] = ()
+
+
+class DeviceFigures(msgspec.Struct, frozen=True):
+    """Whole-file figures of one device; definitions as traces/REFERENCE.tsv. All *_ns are ns, the rest counts."""
+
+    rank: int
+    device: int
+    name: str
+    span_ns: int
+    busy_ns: int
+    idle_ns: int
+    compute_union_ns: int
+    comm_union_ns: int
+    comm_exposed_ns: int
+    copy_union_ns: int
+    copy_exposed_ns: int
+    memset_exposed_ns: int
+    kernels: int
+    comm_kernels: int
+    copies: int
+    gaps_over_1ms: int
+
+
+class MetricValue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A measured value with its unit, or why it is missing and how to record it."""
+
+    value: float | int | None = None
+    unit: str = ""
+    missing: str = ""
+    record_with: str = ""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One fact: a label, the value as text with its unit, and where it lies in time (ns) if it does."""
+
+    label: str
+    value: str
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+class Fix(msgspec.Struct, frozen=True):
+    """change: what to do. only_if: its precondition. proof: which number must move, and how far. code: to copy, may be empty."""
+
+    change: str
+    only_if: str
+    proof: str
+    code: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """share: bound over step time 0-1. bound_ns, estimate_ns: per step, or for the span.
+
+    where: `file.py:42` of the user's code or "". devices: the (rank, device) pairs it holds for.
+    caused_by: id of the finding that explains it ("" = it stands for itself); such findings carry bound_ns 0.
+    estimate_reason: why there is no estimate.
+    """
+
+    rule: str
+    step: StepName
+    category: str
+    severity: Severity
+    share: float
+    bound_ns: int
+    estimate_ns: int | None
+    title: str
+    summary: str
+    evidence: tuple[Evidence, ...]
+    where: str
+    fixes: tuple[Fix, ...]
+    why: str = ""
+    basis: str = ""
+    wrong_when: str = ""
+    references: tuple[str, ...] = ()
+    devices: tuple[tuple[int, int], ...] = ()
+    caused_by: str = ""
+    estimate_reason: str = ""
+
+
+class NotJudged(msgspec.Struct, frozen=True):
+    rule: str
+    missing: str
+    record_with: str
+
+
+class KernelRow(msgspec.Struct, frozen=True):
+    """One kernel name on one device over the window. what: gemm | conv | attention | elementwise | reduction | norm |
+    optimizer | communication | copy | other. share: of the window's kernel time."""
+
+    name: str
+    what: str
+    count: int
+    total_ns: int
+    average_ns: int
+    share: float
+    tensor_cores: bool
+    rank: int = 0
+    device: int = 0
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One row of a timeline picture. kind: owner | range | loader | host | launch | stream | copy.
+
+    start_ns (relative to the view's start), length_ns, name: parallel tuples; name indexes TimelineView.names.
+    detail: `exact` or `merged N ns` when neighbours closer than N ns were drawn as one.
+    """
+
+    label: str
+    kind: str
+    start_ns: tuple[int, ...]
+    length_ns: tuple[int, ...]
+    name: tuple[int, ...]
+    detail: str = "exact"
+
+
+class TimelineView(msgspec.Struct, frozen=True):
+    """A piece of the recording to draw: a typical step, the worst one. Times absolute as in the accounts, ns."""
+
+    title: str
+    rank: int
+    device: int
+    start_ns: int
+    end_ns: int
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What `analyze` and `profile` print with --json. rules: outcome per rule id (fired, clear, not_judged, error)."""
+
+    schema: str
+    gpudiag: str
+    source: SourceInfo
+    verdict: Verdict
+    steps: StepsInfo
+    accounts: tuple[AccountInfo, ...]
+    devices: tuple[DeviceFigures, ...]
+    metrics: dict[str, MetricValue]
+    findings: tuple[Finding, ...]
+    not_judged: tuple[NotJudged, ...]
+    warnings: tuple[str, ...]
+    kernels: tuple[KernelRow, ...] = ()
+    rules: dict[str, str] = {}
+    ranks: tuple[dict[str, Any], ...] = ()
+    loaders: tuple[dict[str, Any], ...] = ()
+    environment: dict[str, Any] = {}
+    views: tuple[TimelineView, ...] = ()
+
+
+def to_json(diagnosis: Diagnosis) -> bytes:
+    """UTF-8 JSON, indented by 2, ending in a newline. Same diagnosis, same bytes."""
+    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2) + b"\n"
+
+
+def from_json(data: bytes) -> Diagnosis:
+    """Raises msgspec.ValidationError or msgspec.DecodeError when it is no diagnosis of this schema."""
+    return msgspec.json.decode(data, type=Diagnosis)

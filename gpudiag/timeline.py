@@ -1,0 +1,361 @@
+"""One capture as tool-neutral tables of int64 ns, whichever recorder wrote it.
+
+The rule that everything rests on: **None = not recorded; an empty table = recorded, and nothing happened.**
+Names are stored once in `Timeline.strings`; tables carry int32 codes into it. Every table is sorted by (start, end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.intervals import Int64, Intervals
+
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+
+class Kind(IntEnum):
+    """What a GPU operation is. GRAPH is a whole CUDA graph launch recorded as one row (`--cuda-graph-trace=graph`)."""
+
+    KERNEL = 0
+    COMM = 1
+    MEMCPY = 2
+    MEMSET = 3
+    GRAPH = 4
+
+
+class CopyKind(IntEnum):
+    """Direction of a copy. MANAGED is a unified-memory migration in either direction."""
+
+    NONE = -1
+    UNKNOWN = 0
+    H2D = 1
+    D2H = 2
+    D2D = 3
+    P2P = 4
+    H2H = 5
+    MANAGED = 6
+
+
+class MemKind(IntEnum):
+    """Where one end of a copy lies. Values are ours; readers map labels, never the recorder's numbers."""
+
+    UNKNOWN = 0
+    PAGEABLE = 1
+    PINNED = 2
+    DEVICE = 3
+    MANAGED = 4
+    OTHER = 5
+
+
+class Table:
+    """Columns of equal length. Subclasses are frozen dataclasses whose fields are all 1-d arrays."""
+
+    def __len__(self) -> int:
+        first = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return int(first.size)
+
+    def take(self, index: npt.NDArray[np.intp] | Bool | slice) -> Self:
+        """The rows at an index or mask, in that order."""
+        return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class GpuOps(Table):
+    """Everything that ran on a GPU.
+
+    start, end: ns; device: CUDA device index as the recording numbers it; stream: stream id.
+    kind: Kind; name: code into strings; bytes: of a copy or memset, -1 unknown or not one.
+    copy_kind: CopyKind; src_mem, dst_mem: MemKind.
+    correlation: joins to api_calls within one process, -1 none. process: OS pid of the launcher (0 unknown).
+    blocks: thread blocks in the grid (-1 unknown); threads: per block; registers: per thread;
+    shared_bytes: static + dynamic per block; local_bytes: local memory per thread (-1 unknown).
+    occupancy: estimated achieved occupancy 0-1 where the recorder gives it (Kineto), else nan.
+    graph: graph id when the kernel ran inside a CUDA graph, else 0.
+    """
+
+    start: Int64
+    end: Int64
+    device: Int32
+    stream: Int64
+    kind: Int8
+    name: Int32
+    bytes: Int64
+    copy_kind: Int8
+    src_mem: Int8
+    dst_mem: Int8
+    correlation: Int64
+    process: Int64
+    blocks: Int64
+    threads: Int32
+    registers: Int32
+    shared_bytes: Int64
+    local_bytes: Int64
+    occupancy: Float32
+    graph: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class ApiCalls(Table):
+    """CUDA (or HIP) runtime and driver calls on host threads. name: code, without the `_v3020` suffix.
+
+    thread: OS thread id; (process, correlation) joins to gpu_ops.
+    """
+
+    start: Int64
+    end: Int64
+    process: Int64
+    thread: Int64
+    name: Int32
+    correlation: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Table):
+    """NVTX ranges and profiler annotations on host threads (never the gpu_user_annotation copies).
+
+    name: code; domain: code (the empty string is the default domain; "gpudiag" is ours); index: integer payload, -1 none.
+    Unfinished ranges are closed at the end of the recording and counted in `Timeline.repairs`.
+    """
+
+    start: Int64
+    end: Int64
+    process: Int64
+    thread: Int64
+    name: Int32
+    domain: Int32
+    index: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class CpuOps(Table):
+    """Framework operators on host threads (Kineto cpu_op / Operator; emit_nvtx's `aten::` ranges of nsys).
+
+    name: code, without `, op_id = N`; shapes: code of the input shapes as recorded, -1 none.
+    """
+
+    start: Int64
+    end: Int64
+    process: Int64
+    thread: Int64
+    name: Int32
+    shapes: Int32
+
+
+@dataclass(frozen=True, eq=False)
+class PyCalls(Table):
+    """Python stack frames as calls (Kineto python_function). name: code of `file(line): function`."""
+
+    start: Int64
+    end: Int64
+    process: Int64
+    thread: Int64
+    name: Int32
+
+
+@dataclass(frozen=True, eq=False)
+class Overheads(Table):
+    """What the recorder itself cost (nsys PROFILER_OVERHEAD, CUPTI OVERHEAD; Kineto `overhead`). name: code of its label.
+
+    `COMMAND_BUFFER_FULL` is not a cost: it says that the host had filled the launch queue. `is_queue_full` marks it.
+    """
+
+    start: Int64
+    end: Int64
+    process: Int64
+    thread: Int64
+    name: Int32
+    is_queue_full: Bool
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderBatches(Table):
+    """One row a batch that a DataLoader delivered, from gpudiag's own records (read/loader_log.py). ns; -1 not measured.
+
+    start, end: the main process waiting in the loader's next. fetch_start, fetch_end: the whole of fetching in the
+    worker (dataset calls and collate). io_ns: of the fetch, the time neither on a CPU nor waiting for one (fetch stall);
+    cpu_ns: CPU time of the worker in the fetch (prep stall). collate_ns, pin_ns. worker: index, -1 in the main process;
+    worker_pid; epoch: how many times the loader had been iterated; batch: index in the epoch; loader: which DataLoader.
+    """
+
+    start: Int64
+    end: Int64
+    fetch_start: Int64
+    fetch_end: Int64
+    dataset_ns: Int64
+    collate_ns: Int64
+    pin_ns: Int64
+    cpu_ns: Int64
+    io_ns: Int64
+    worker: Int64
+    worker_pid: Int64
+    epoch: Int64
+    batch: Int64
+    loader: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Table):
+    """NVML at intervals, one row a device and moment. start == end == the moment, ns; nan not read.
+
+    reasons: bit mask as NVML's clocks event reasons (-1 not read).
+    """
+
+    start: Int64
+    end: Int64
+    device: Int32
+    gpu_util: Float32
+    memory_used: Int64
+    memory_total: Int64
+    power_w: Float32
+    power_limit_w: Float32
+    temperature_c: Float32
+    sm_clock_mhz: Float32
+    sm_clock_max_mhz: Float32
+    reasons: Int64
+    pcie_gen: Int32
+    pcie_gen_max: Int32
+    pcie_width: Int32
+    pcie_width_max: Int32
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What the recording says of a GPU; None = not recorded. memory_bandwidth in bytes/s, clock in Hz."""
+
+    name: str = ""
+    sm_count: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    memory_bandwidth: int | None = None
+    clock_hz: int | None = None
+
+
+@dataclass(frozen=True)
+class LoaderInfo:
+    """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered."""
+
+    loader: int
+    where: str
+    num_workers: int
+    batch_size: int | None
+    pin_memory: bool
+    prefetch_factor: int | None
+    persistent_workers: bool
+    start_method: str | None
+    dataset: str
+    dataset_length: int | None
+    in_memory: bool
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine)."""
+
+    usable_cpus: float | None = None
+    machine_cpus: int | None = None
+    torch_threads: int | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    debug_switches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a timeline came from. kind: nsys-sqlite | kineto | nvprof | bundle; recorder: `nsys 2023.4.4`, `torch 2.14`."""
+
+    kind: str
+    path: str
+    recorder: str
+    schema: str = ""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Rows that could not be taken as recorded: `what` in words, how many, and out of how many."""
+
+    what: str
+    count: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One capture of one rank (nsys: of one file, which may hold several processes and devices).
+
+    rank, world_size: from the recording, else 0 and 1. time_base_ns: add to any time here to get wall-clock ns, None unknown.
+    gpu_ops None: GPU activity was not recorded; empty: it was, and there was none.
+    with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
+    observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
+    """
+
+    source: Source
+    strings: Sequence[str]
+    gpu_ops: GpuOps | None = None
+    api_calls: ApiCalls | None = None
+    ranges: Ranges | None = None
+    cpu_ops: CpuOps | None = None
+    py_calls: PyCalls | None = None
+    overheads: Overheads | None = None
+    loader: LoaderBatches | None = None
+    loaders: tuple[LoaderInfo, ...] = ()
+    samples: Samples | None = None
+    devices: Mapping[int, DeviceInfo] = field(default_factory=dict)
+    host: HostInfo = HostInfo()
+    rank: int = 0
+    world_size: int = 1
+    backend: str | None = None
+    time_base_ns: int | None = None
+    recorded: tuple[int, int] | None = None
+    with_stack: bool = False
+    observer_slowdown: float | None = None
+    repairs: tuple[Repair, ...] = ()
+    diagnostics: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def codes(self, predicate: Mapping[str, bool] | frozenset[str]) -> Int32:
+        """The codes of the strings contained in a set, as an int32 array."""
+        return np.array([i for i, text in enumerate(self.strings) if text in predicate], np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of one rank. source: nvtx | ProfilerStep | optimizer | loader | inferred | none; confidence 0-1.
+
+    start, end: int64 (n,), rising, not overlapping; index: the recorder's own numbers; warm_up: mask (n,).
+    """
+
+    start: Int64
+    end: Int64
+    index: Int64
+    warm_up: Bool
+    source: str
+    confidence: float = 1.0
+
+    @classmethod
+    def none(cls) -> Steps:
+        zero = np.empty(0, np.int64)
+        return cls(zero, zero, zero, np.empty(0, bool), "none", 0.0)
+
+    def steady(self) -> Steps:
+        keep = ~self.warm_up
+        return Steps(
+            self.start[keep], self.end[keep], self.index[keep], self.warm_up[keep], self.source, self.confidence
+        )
+
+    def __len__(self) -> int:
+        return int(self.start.size)
+
+
+def union(table: GpuOps | ApiCalls | Ranges | CpuOps | PyCalls | Overheads) -> Intervals:
+    """The time in which any row of a table ran."""
+    return Intervals.union_of(table.start, table.end)
