@@ -162,7 +162,8 @@ class Lane(msgspec.Struct, frozen=True):
     """One row of a timeline picture. kind: owner | range | loader | host | launch | stream | copy.
 
     start_ns (relative to the view's start), length_ns, name: parallel tuples; name indexes TimelineView.names.
-    detail: `exact` or `merged N ns` when neighbours closer than N ns were drawn as one.
+    detail: `exact` or `merged N ns` when events shorter than N ns that lie in one N ns cell were drawn as one.
+    count: how many events each drawn one stands for; empty = one each. A merged one bears the name that fills most of it.
     """
 
     label: str
@@ -171,6 +172,7 @@ class Lane(msgspec.Struct, frozen=True):
     length_ns: tuple[int, ...]
     name: tuple[int, ...]
     detail: str = "exact"
+    count: tuple[int, ...] = ()
 
 
 class TimelineView(msgspec.Struct, frozen=True):
