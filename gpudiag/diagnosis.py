@@ -188,7 +188,10 @@ class TimelineView(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What `analyze` and `profile` print with --json. rules: outcome per rule id (fired, clear, not_judged, error)."""
+    """What `analyze` and `profile` print with --json. rules: outcome per rule id (fired, clear, not_judged, error).
+
+    rule_steps: the step of the method that each rule id of `rules` belongs to, so that a report can say per step what was clear.
+    """
 
     schema: str
     gpudiag: str
@@ -203,6 +206,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     kernels: tuple[KernelRow, ...] = ()
     rules: dict[str, str] = {}
+    rule_steps: dict[str, StepName] = {}
     ranks: tuple[dict[str, Any], ...] = ()
     loaders: tuple[dict[str, Any], ...] = ()
     environment: dict[str, Any] = {}
