@@ -1,0 +1,190 @@
+"""The exclusive time account: every nanosecond of the window has exactly one owner (DESIGN 4).
+
+`Account.segments` cut the window into pieces with one owner each; `parts` are their sums, so they add up to the window
+by construction. Device-level unions only; idle time is never summed over streams.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpudiag.figures import Layers
+from gpudiag.host import BACKWARD, CHECKPOINT_LOG, COMPILE, FORWARD, GC, H2D, INPUT, OPTIMIZER, HostWork, Names, named
+from gpudiag.intervals import Int64, Intervals
+from gpudiag.timeline import Int8, Steps, Timeline
+
+DEVICE_PARTS: tuple[str, ...] = (
+    "compute",
+    "communication_exposed",
+    "copy_exposed.h2d",
+    "copy_exposed.d2h",
+    "copy_exposed.d2d",
+    "copy_exposed.p2p",
+    "copy_exposed.managed",
+    "copy_exposed.other",
+    "memset_exposed",
+    "idle.input",
+    "idle.sync",
+    "idle.launch",
+    "idle.allocator",
+    "idle.compile",
+    "idle.checkpoint_log",
+    "idle.gc",
+    "idle.host",
+    "idle.profiler",
+    "idle.unknown",
+)
+HOST_PARTS: tuple[str, ...] = (
+    "host.input",
+    "host.h2d",
+    "host.forward",
+    "host.backward",
+    "host.optimizer",
+    "host.checkpoint_log",
+    "host.compile",
+    "host.gc",
+    "host.framework",
+    "host.other",
+)
+PARTS: tuple[str, ...] = DEVICE_PARTS + HOST_PARTS
+_CODE = {name: code for code, name in enumerate(PARTS)}
+HOST_DEVICE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """One device (or, device -1, the host of a run without GPU work) over its window.
+
+    window: what is accounted for. seg_start, seg_end: int64, ns, rising and disjoint, together exactly the window;
+    seg_owner: codes into PARTS. steps: the steady steps, empty for scope "span".
+    """
+
+    rank: int
+    device: int
+    window: Intervals
+    seg_start: Int64
+    seg_end: Int64
+    seg_owner: Int8
+    steps: Steps
+
+    @property
+    def scope(self) -> str:
+        return "steps" if len(self.steps) else "span"
+
+    @property
+    def total(self) -> int:
+        return self.window.total()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """ns by part; parts with no time are left out."""
+        sums = np.zeros(len(PARTS), np.int64)
+        np.add.at(sums, self.seg_owner, self.seg_end - self.seg_start)
+        return {PARTS[code]: int(sums[code]) for code in np.flatnonzero(sums)}
+
+    def owned_by(self, part: str) -> Intervals:
+        """The time of one part as intervals."""
+        mine = self.seg_owner == _CODE[part]
+        return Intervals.union_of(self.seg_start[mine], self.seg_end[mine])
+
+    def per_step(self) -> list[dict[str, int]]:
+        """The parts of each steady step; together they are `parts`."""
+        if not len(self.steps):
+            return []
+        table = np.stack([self.owned_by(part).covered_in(self.steps.start, self.steps.end) for part in PARTS])
+        return [{PARTS[code]: int(column[code]) for code in np.flatnonzero(column)} for column in table.T]
+
+
+def device_account(rank: int, device: int, window: Intervals, layers: Layers, host: HostWork, steps: Steps) -> Account:
+    """The account of one device. window: the steady steps, or the span of the device."""
+    claims: list[tuple[str, Intervals]] = [("compute", layers.compute), ("communication_exposed", layers.comm_exposed)]
+    claims += [(f"copy_exposed.{label}", part) for label, part in layers.copies_exposed.items()]
+    claims.append(("memset_exposed", layers.memset_exposed))
+    idle = window.subtract(layers.busy)
+    claims += [
+        ("idle.profiler", host.profiler),
+        ("idle.input", host.input),
+        ("idle.checkpoint_log", host.checkpoint_log),
+        ("idle.compile", host.compile),
+        ("idle.gc", host.gc),
+        ("idle.allocator", host.allocator),
+        ("idle.sync", after_waits(idle, host, layers)),
+        ("idle.launch", host.active),
+        ("idle.host", host.observed),
+    ]
+    return _settle(rank, device, window, claims, "idle.unknown", steps)
+
+
+def after_waits(idle: Intervals, host: HostWork, layers: Layers) -> Intervals:
+    """Idle time that exists because the host waited for the device with nothing more queued.
+
+    A gap is a wait's when the device ran dry while the host was inside the waiting call. Without the wait the host would
+    have come back earlier by the time it spent waiting under kernels (time under copies alone belongs to the copies), so
+    at most that much of the gap, from its beginning, is the wait's: min(host, device), as RULES.md S2 and the measured
+    control of gpu-idle say. Overlapping calls: the one that began first counts.
+    """
+    if not len(idle) or not host.wait_start.size:
+        return Intervals.empty()
+    reach = np.maximum.accumulate(host.wait_end)
+    call = np.searchsorted(reach, idle.start, side="left")  # the earliest call that had not returned when the gap began
+    running = call < host.wait_start.size
+    call = np.minimum(call, host.wait_start.size - 1)
+    running &= host.wait_start[call] < idle.start
+    kernels = layers.compute.union(layers.comm)
+    waited = kernels.covered_in(host.wait_start[call], np.maximum(idle.start, host.wait_start[call]))
+    length = np.where(running, np.minimum(waited, idle.end - idle.start), 0)
+    return Intervals.union_of(idle.start, idle.start + length)
+
+
+def host_account(timeline: Timeline, names: Names, window: Intervals, steps: Steps, process: int | None) -> Account:
+    """The account of a run without GPU work: what the main thread did, by phase, over the steps."""
+    ranges, cpu_ops = timeline.ranges, timeline.cpu_ops
+    if process is not None:
+        ranges = None if ranges is None else ranges.take(ranges.process == process)
+        cpu_ops = None if cpu_ops is None else cpu_ops.take(cpu_ops.process == process)
+
+    def phase(pattern: re.Pattern[str]) -> Intervals:
+        return named(ranges, names, pattern).union(named(cpu_ops, names, pattern))
+
+    framework = Intervals.union_of(cpu_ops.start, cpu_ops.end) if cpu_ops is not None else Intervals.empty()
+    claims = [
+        ("host.input", phase(INPUT)),
+        ("host.checkpoint_log", phase(CHECKPOINT_LOG)),
+        ("host.compile", phase(COMPILE)),
+        ("host.gc", phase(GC)),
+        ("host.h2d", phase(H2D)),
+        ("host.optimizer", phase(OPTIMIZER)),
+        ("host.backward", phase(BACKWARD)),
+        ("host.forward", phase(FORWARD)),
+        ("host.framework", framework),
+    ]
+    return _settle(timeline.rank, HOST_DEVICE, window, claims, "host.other", steps)
+
+
+def _settle(
+    rank: int, device: int, window: Intervals, claims: list[tuple[str, Intervals]], rest: str, steps: Steps
+) -> Account:
+    """Give each claimant in turn what is left of its claim, and the rest to `rest`."""
+    left = window
+    pieces: list[Intervals] = []
+    owners: list[int] = []
+    for name, claim in claims:
+        got = left.intersect(claim)
+        if len(got):
+            pieces.append(got)
+            owners.append(_CODE[name])
+            left = left.subtract(got)
+    if len(left):
+        pieces.append(left)
+        owners.append(_CODE[rest])
+    if not pieces:
+        empty = np.empty(0, np.int64)
+        return Account(rank, device, window, empty, empty, np.empty(0, np.int8), steps)
+    start = np.concatenate([piece.start for piece in pieces])
+    end = np.concatenate([piece.end for piece in pieces])
+    owner = np.repeat(np.array(owners, np.int8), [len(piece) for piece in pieces])
+    order = np.argsort(start, kind="stable")
+    return Account(rank, device, window, start[order], end[order], owner[order], steps)

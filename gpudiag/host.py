@@ -1,0 +1,309 @@
+"""What the host threads that feed a device did: the evidence from which idle device time gets its owner.
+
+Everything here is read off names, so every pattern says where the name comes from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.intervals import Int64, Intervals
+from gpudiag.timeline import ApiCalls, Bool, CpuOps, GpuOps, Int32, Kind, PyCalls, Ranges, Timeline
+
+LAUNCH = re.compile(
+    r"^(?:cudaLaunch(?:Kernel|KernelExC|CooperativeKernel)|cuLaunch(?:Kernel|KernelEx|CooperativeKernel)|cudaGraphLaunch"
+    r"|cuGraphLaunch|hip(?:Ext)?(?:Module)?Launch(?:Kernel|CooperativeKernel)|hipExtLaunchKernel|hipGraphLaunch)"
+)
+SYNC = re.compile(r"^(?:cuda|cu|hip)(?:Device|Stream|Event|Ctx|Context|Thread)Synchronize")
+# Copies that return only when they are done: cudaMemcpy is (for pageable and device-to-host memory) synchronous by
+# the CUDA runtime's "API synchronization behavior"; the Async forms block for pageable memory, decided per call below.
+BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
+ASYNC_COPY = re.compile(r"^(?:cuda|hip|cu)Memcpy.*Async|^hipMemcpyWithStream")
+COPY_CALL = re.compile(r"^(?:cuda|hip|cu)Memcpy")
+ALLOCATOR = re.compile(
+    r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc|HostRegister|HostUnregister)"
+    r"|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|AddressReserve|SetAccess|HostAlloc|HostRegister)"
+)
+COMPILE_CALL = re.compile(
+    r"^(?:cu|hip)(?:Module|Library)(?:Load|Unload)|^(?:cuda|cu)LibraryLoad|^nvrtcCompile|^cuLink|^hiprtcCompile"
+)
+COMPILE_OVERHEAD = re.compile(r"lazy|module.*load|compil", re.IGNORECASE)
+
+# DataLoader's own record_function ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"), ours, Lightning's and
+# common hand-made names for the wait for a batch.
+INPUT = re.compile(
+    r"^enumerate\(DataLoader\)#|^(?:gpudiag::)?data_wait$|train_dataloader_next|dataloader_iter|wait_for_\w*batch"
+    r"|^(?:## ?)?(?:data[\s_-]?load(?:ing|er)?|load[\s_-]?(?:data|batch)|get[\s_-]?batch|next[\s_-]?batch|fetch[\s_-]?batch"
+    r"|input[\s_-]?pipeline)(?: ?##)?$",
+    re.IGNORECASE,
+)
+CHECKPOINT_LOG = re.compile(
+    r"^(?:gpudiag::)?(?:checkpoint|log)$|^(?:## ?)?(?:save[\s_-]?(?:checkpoint|model)|checkpoint(?:ing)?|torch\.save|logging|"
+    r"log[\s_-]?metrics|tensorboard)(?: ?##)?$",
+    re.IGNORECASE,
+)
+COMPILE = re.compile(
+    r"^(?:gpudiag::)?compile$|^(?:OutputGraph|_compile|_inductor|inductor|dynamo|compile_fx|triton).*compil"
+    r"|^CachingAutotuner\.benchmark_all_configs|^torch\._dynamo|^Pregraph bytecode",
+    re.IGNORECASE,
+)
+GC = re.compile(r"^(?:gpudiag::)?gc$|^gc\.collect")
+EVAL = re.compile(r"^(?:gpudiag::)?(?:eval|evaluat(?:e|ion)|validat(?:e|ion)|val)$|run_validation", re.IGNORECASE)
+FORWARD = re.compile(
+    r"^(?:gpudiag::)?forward$|^## ?forward ?##$|^DistributedDataParallel\.forward|^forward_pass$", re.IGNORECASE
+)
+BACKWARD = re.compile(
+    r"^(?:gpudiag::)?backward$|^## ?backward ?##$|^autograd::engine::evaluate_function|^backward_pass$", re.I
+)
+OPTIMIZER = re.compile(
+    r"^(?:gpudiag::)?(?:optimizer|zero_grad)$|^Optimizer\.(?:step|zero_grad)#|^## ?(?:optimizer|zero_grad) ?##$"
+    r"|^optimizer[_ ]step$",
+    re.IGNORECASE,
+)
+H2D = re.compile(r"^(?:gpudiag::)?h2d$|^## ?(?:copy|move)_?batch_?to_?device ?##$", re.IGNORECASE)
+PY_SAVE = re.compile(r"torch/serialization\.py\(\d+\): save$")
+PY_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
+
+T = TypeVar("T", Ranges, CpuOps, PyCalls)
+
+# A pause between two framework calls on the launching thread that is shorter than this is the interpreter walking from one
+# operator to the next (eager PyTorch: 5-50 us an operator), so it belongs to launching; a longer one is user code.
+INTERPRETER_PAUSE_NS = 200_000
+
+
+class Names:
+    """Which strings of a timeline match which pattern; each distinct string is tested once a pattern."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._known: dict[re.Pattern[str], Bool] = {}
+
+    def matching(self, pattern: re.Pattern[str]) -> Bool:
+        """Mask over the strings, shape (len(strings),)."""
+        mask = self._known.get(pattern)
+        if mask is None:
+            search = pattern.search
+            mask = np.fromiter((search(text) is not None for text in self._strings), bool, len(self._strings))
+            self._known[pattern] = mask
+        return mask
+
+    def rows(self, codes: Int32, pattern: re.Pattern[str]) -> Bool:
+        """Mask over rows whose name code matches."""
+        mask = self.matching(pattern)
+        return mask[codes] if mask.size else np.zeros(codes.size, bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Launches:
+    """The join of GPU operations to the API calls that started them.
+
+    call_of: for each GPU op the row of its call in api_calls, -1 none. Shape (ops,).
+    """
+
+    call_of: npt.NDArray[np.int64]
+
+
+def join_launches(ops: GpuOps, calls: ApiCalls) -> Launches:
+    """Join on (process, correlation): correlation ids repeat between processes (SCHEMAS 1.5).
+
+    Where several calls share one correlation id the first that starts wins. O(n) where the ids are dense, else O(n log n).
+    """
+    call_of = np.full(len(ops), -1, np.int64)
+    if not len(calls) or not len(ops):
+        return Launches(call_of)
+    one = ops.process[0]
+    if (ops.process == one).all() and (calls.process == one).all():
+        return Launches(_lookup(calls.correlation, ops.correlation))
+    for process in np.unique(ops.process):
+        mine = np.flatnonzero(ops.process == process)
+        theirs = np.flatnonzero(calls.process == process) if process else np.arange(len(calls))
+        found = _lookup(calls.correlation[theirs], ops.correlation[mine])
+        call_of[mine] = np.where(found >= 0, theirs[found], -1) if theirs.size else -1
+    return Launches(call_of)
+
+
+def _lookup(keys: Int64, wanted: Int64) -> npt.NDArray[np.int64]:
+    """For each wanted key its first row in keys, or -1. Keys below 0 never match."""
+    low, high = (int(keys.min()), int(keys.max())) if keys.size else (0, -1)
+    low = max(low, 0)
+    if 0 <= high - low < max(8 * keys.size, 1 << 16):
+        table = np.full(high - low + 1, -1, np.int64)
+        usable = keys >= 0
+        if usable.all():
+            table[(keys - low)[::-1]] = np.arange(keys.size - 1, -1, -1)
+        else:
+            rows = np.flatnonzero(usable)[::-1]
+            table[keys[rows] - low] = rows
+        inside = (wanted >= low) & (wanted <= high)
+        return np.where(inside, table[np.where(inside, wanted - low, 0)], -1)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    at = np.minimum(np.searchsorted(ordered, wanted), keys.size - 1)
+    return np.where((ordered[at] == wanted) & (wanted >= 0), order[at], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class HostWork:
+    """The evidence about the host threads that feed one device. None = that kind of thing was not recorded.
+
+    active: framework operators and API calls other than waits, with pauses of the interpreter closed.
+    wait_start, wait_end: calls in which the host waited for the device, by start; copy waits are those in a copy call.
+    """
+
+    threads: frozenset[tuple[int, int]]
+    input: Intervals
+    checkpoint_log: Intervals
+    compile: Intervals
+    gc: Intervals
+    allocator: Intervals
+    profiler: Intervals
+    active: Intervals
+    observed: Intervals
+    wait_start: Int64
+    wait_end: Int64
+    queue_full: Intervals
+
+
+def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names: Names) -> HostWork:
+    """The host work of the threads that launched `ops` (the rows of one device; launches is their join to api_calls)."""
+    calls, ranges, cpu_ops, py_calls = timeline.api_calls, timeline.ranges, timeline.cpu_ops, timeline.py_calls
+    processes = np.unique(ops.process[ops.process > 0]) if len(ops) else np.empty(0, np.int64)
+    if calls is not None:
+        used = launches.call_of[launches.call_of >= 0] if launches is not None else np.empty(0, np.int64)
+        feeding = np.unique(_thread_key(calls.process[used], calls.thread[used])) if used.size else None
+        calls, owner = _of_threads(calls, feeding, processes)
+    else:
+        feeding, owner = None, np.empty(0, np.int64)
+    threads = frozenset((int(key >> 32), int(key & 0xFFFFFFFF)) for key in (feeding if feeding is not None else owner))
+    # Phases and loader waits are marked by the main thread, which launches nothing while autograd's thread runs backward:
+    # ranges are taken from every thread of the launching processes, operators from the feeding threads.
+    ranges = None if ranges is None else _of_processes(ranges, processes)
+    py_calls = None if py_calls is None else _of_processes(py_calls, processes)
+    cpu_ops = None if cpu_ops is None else _of_processes(cpu_ops, processes)
+
+    input_parts = (
+        named(ranges, names, INPUT).union(named(cpu_ops, names, INPUT)).union(named(py_calls, names, PY_LOADER))
+    )
+    checkpoint = named(ranges, names, CHECKPOINT_LOG).union(named(py_calls, names, PY_SAVE))
+    compiling = (
+        named(ranges, names, COMPILE).union(named(cpu_ops, names, COMPILE)).union(named(calls, names, COMPILE_CALL))
+    )
+    profiler, queue_full = Intervals.empty(), Intervals.empty()
+    if timeline.overheads is not None and len(timeline.overheads):
+        rows = timeline.overheads
+        lazy = names.rows(rows.name, COMPILE_OVERHEAD)
+        compiling = compiling.union(Intervals.union_of(rows.start[lazy], rows.end[lazy]))
+        cost = ~lazy & ~rows.is_queue_full
+        profiler = Intervals.union_of(rows.start[cost], rows.end[cost])
+        queue_full = Intervals.union_of(rows.start[rows.is_queue_full], rows.end[rows.is_queue_full])
+    wait_start, wait_end = _waits(calls, ops, launches, timeline.api_calls, names)
+    return HostWork(
+        threads=threads,
+        input=input_parts,
+        checkpoint_log=checkpoint,
+        compile=compiling,
+        gc=named(ranges, names, GC).union(named(py_calls, names, GC)),
+        allocator=named(calls, names, ALLOCATOR),
+        profiler=profiler,
+        active=_active(calls, cpu_ops, feeding, names),
+        observed=_observed(cpu_ops, ranges, py_calls),
+        wait_start=wait_start,
+        wait_end=wait_end,
+        queue_full=queue_full,
+    )
+
+
+def _waits(
+    calls: ApiCalls | None, ops: GpuOps, launches: Launches | None, all_calls: ApiCalls | None, names: Names
+) -> tuple[Int64, Int64]:
+    """Calls in which the host waited for the device: synchronise calls, and copy calls that lasted until their copy was done."""
+    if calls is None or all_calls is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    sync = names.rows(calls.name, SYNC)
+    start, end = [calls.start[sync]], [calls.end[sync]]
+    if launches is not None:
+        copies = np.flatnonzero((launches.call_of >= 0) & (ops.kind == Kind.MEMCPY))
+        if copies.size:
+            call = launches.call_of[copies]
+            blocked = (all_calls.end[call] >= ops.end[copies]) & names.rows(all_calls.name[call], COPY_CALL)
+            start.append(all_calls.start[call[blocked]])
+            end.append(all_calls.end[call[blocked]])
+    starts, ends = np.concatenate(start), np.concatenate(end)
+    order = np.lexsort((ends, starts))
+    return starts[order], ends[order]
+
+
+def _active(calls: ApiCalls | None, cpu_ops: CpuOps | None, feeding: Int64 | None, names: Names) -> Intervals:
+    starts, ends = [], []
+    if calls is not None and len(calls):
+        working = ~names.rows(calls.name, SYNC)
+        starts.append(calls.start[working])
+        ends.append(calls.end[working])
+    if cpu_ops is not None and len(cpu_ops):
+        mine = np.ones(len(cpu_ops), bool)
+        if feeding is not None:
+            mine = np.isin(_thread_key(cpu_ops.process, cpu_ops.thread), feeding)
+        mine &= ~names.rows(cpu_ops.name, INPUT)
+        starts.append(cpu_ops.start[mine])
+        ends.append(cpu_ops.end[mine])
+    if not starts:
+        return Intervals.empty()
+    work = Intervals.union_of(np.concatenate(starts), np.concatenate(ends))
+    return close_pauses(work, INTERPRETER_PAUSE_NS)
+
+
+def close_pauses(work: Intervals, pause: int) -> Intervals:
+    """The same set with gaps of up to `pause` ns filled."""
+    if len(work) < 2:
+        return work
+    keep = np.append(True, work.start[1:] - work.end[:-1] > pause)
+    begins = np.flatnonzero(keep)
+    return Intervals(work.start[begins], work.end[np.append(begins[1:] - 1, len(work) - 1)])
+
+
+def _observed(cpu_ops: CpuOps | None, ranges: Ranges | None, py_calls: PyCalls | None) -> Intervals:
+    """The stretch in which host code was being recorded, so that silence there means user code and not missing evidence."""
+    tables = [table for table in (cpu_ops, py_calls) if table is not None and len(table)]
+    if not tables:
+        return Intervals.empty()
+    if ranges is not None and len(ranges):
+        tables.append(ranges)  # type: ignore[arg-type]
+    return Intervals.single(min(int(t.start.min()) for t in tables), max(int(t.end.max()) for t in tables))
+
+
+def _thread_key(process: Int64, thread: Int64) -> Int64:
+    return (process << 32) | (thread & 0xFFFFFFFF)
+
+
+def _of_threads(calls: ApiCalls, feeding: Int64 | None, processes: Int64) -> tuple[ApiCalls, Int64]:
+    """The calls of the feeding threads; of all threads of the process(es) where the join found none."""
+    key = _thread_key(calls.process, calls.thread)
+    present = np.unique(key)
+    if feeding is None:
+        keep = np.isin(calls.process, processes) if processes.size else np.ones(len(calls), bool)
+        return (calls if keep.all() else calls.take(keep)), np.unique(key[keep])
+    if feeding.size == present.size:
+        return calls, feeding
+    return calls.take(np.isin(key, feeding)), feeding
+
+
+def _of_processes(table: T, processes: Int64) -> T:
+    if not processes.size or not len(table):
+        return table
+    mine = np.isin(table.process, processes)
+    if mine.all() or not mine.any():  # none: the recorder numbers CPU rows otherwise, so all may be meant
+        return table
+    return table.take(mine)
+
+
+def named(table: ApiCalls | Ranges | CpuOps | PyCalls | None, names: Names, pattern: re.Pattern[str]) -> Intervals:
+    if table is None or not len(table):
+        return Intervals.empty()
+    rows = names.rows(table.name, pattern)
+    return Intervals.union_of(table.start[rows], table.end[rows]) if rows.any() else Intervals.empty()
