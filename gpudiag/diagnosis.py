@@ -214,8 +214,25 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:
-    """UTF-8 JSON, indented by 2, ending in a newline. Same diagnosis, same bytes."""
-    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2) + b"\n"
+    """UTF-8 JSON, indented by 2, ending in a newline. Same diagnosis, same bytes.
+
+    A file name that is not UTF-8 reaches us with lone surrogates, which JSON cannot hold: they are spelled out (`\\udcff`).
+    """
+    try:
+        data = msgspec.json.encode(diagnosis)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_spelled(msgspec.to_builtins(diagnosis)))
+    return msgspec.json.format(data, indent=2) + b"\n"
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_spelled(key): _spelled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(item) for item in value]
+    return value
 
 
 def from_json(data: bytes) -> Diagnosis:
