@@ -1,0 +1,309 @@
+"""The metrics of one device: the account's parts, copies, kernels, launches, syncs, communication."""
+
+from __future__ import annotations
+
+from gpudiag.metrics.base import MetricSpec as M
+
+_ACCOUNT = "the exclusive account (DESIGN 4), a step"
+_NAMES = "kernel names"
+_WORK = "work of the GPU: where more than one stream runs the times may overlap"
+
+BUSY = (
+    M(
+        "gpu_busy",
+        "ratio",
+        "share of the window with any work on the device (kernel, copy, memset, graph)",
+        "NVML's utilisation, or how well the SMs are used",
+    ),
+    M("gpu_idle", "ns", "time without any work on the device, a step; the sum of the idle parts", source=_ACCOUNT),
+    M("long_gap_time", "ns", "idle gaps of at least max(1 ms, 5 % of the step), a step"),
+    M("long_gap_steps", "count", "steps that hold such a gap (without steps: such gaps)"),
+    M(
+        "gpu_ops_total",
+        "count",
+        "kernels, copies, memsets and graph launches in the window; 0 when recorded and there were none",
+    ),
+    M("kernels_total", "count", "kernels in the window, communication included"),
+    M("devices", "count", "devices with work in the recording"),
+    M("busy_spread", "ratio", "highest - lowest gpu_busy over the devices of the run", "imbalance inside a device"),
+    M(
+        "sm_active",
+        "ratio",
+        "mean share of SMs with a resident warp while the GPU is busy",
+        source="GPU metrics sampling",
+    ),
+    M(
+        "mfu",
+        "ratio",
+        "model FLOPs a second / peak FLOPs a second of the data type",
+        "the share of time that the GPU is busy",
+        "FLOPs counter or formula; GPU table",
+    ),
+    M(
+        "compute_capability",
+        "ratio",
+        "major + minor / 10, as 8.0 or 9.0 (a version, not a share)",
+        source="device properties or GPU table",
+    ),
+    M(
+        "queue_full_time",
+        "ns",
+        "time in which the launch queue was full, a step: the host is ahead of the GPU",
+        source="COMMAND_BUFFER_FULL overhead rows",
+    ),
+)
+
+PARTS = tuple(
+    M(name, "ns", f"part {part} of the account: {what}", is_not, _ACCOUNT)
+    for name, part, what, is_not in (
+        ("compute", "compute", "any non-communication kernel or graph runs", "useful work"),
+        (
+            "communication_exposed",
+            "communication_exposed",
+            "a collective runs and no compute",
+            "time on the wire: waiting for other ranks is inside",
+        ),
+        ("copy_exposed_h2d", "copy_exposed.h2d", "a copy to the device runs and no kernel", ""),
+        ("copy_exposed_d2h", "copy_exposed.d2h", "a copy to the host runs and no kernel", ""),
+        ("copy_exposed_d2d", "copy_exposed.d2d", "a copy inside the device runs and no kernel", ""),
+        ("copy_exposed_p2p", "copy_exposed.p2p", "a copy between GPUs runs and no kernel", ""),
+        (
+            "copy_exposed_managed",
+            "copy_exposed.managed",
+            "unified memory migrates and no kernel runs",
+            "stalls inside kernels",
+        ),
+        ("copy_exposed_other", "copy_exposed.other", "a copy of unknown direction runs and no kernel", ""),
+        ("memset_exposed", "memset_exposed", "a memset runs and nothing else", ""),
+        ("idle_input", "idle.input", "the host is in the loader's next or in dataset code", "all of the loader's time"),
+        (
+            "idle_sync",
+            "idle.sync",
+            "the device ran dry because the host waited for it with nothing more queued",
+            "the length of the waits",
+        ),
+        (
+            "idle_launch",
+            "idle.launch",
+            "the host is in launch calls or in framework code between launches",
+            "cost of launches while the GPU works",
+        ),
+        ("idle_allocator", "idle.allocator", "the host is in the CUDA allocator", ""),
+        ("idle_compile", "idle.compile", "the host compiles or loads modules", ""),
+        ("idle_checkpoint_log", "idle.checkpoint_log", "the host saves or logs", ""),
+        ("idle_gc", "idle.gc", "Python's garbage collector runs", ""),
+        ("idle_host", "idle.host", "the host runs other user code", ""),
+        ("idle_profiler", "idle.profiler", "the recorder's own work", ""),
+        ("idle_unknown", "idle.unknown", "nothing recorded says what the host did", "idle for no reason"),
+    )
+)
+
+COPIES = (
+    M("copy_exposed", "ns", "sum of the copy_exposed parts, a step", source=_ACCOUNT),
+    M(
+        "copy_exposed_link",
+        "ns",
+        "copy_exposed_h2d + copy_exposed_d2h + copy_exposed_other: exposed copies over the host link",
+        source=_ACCOUNT,
+    ),
+    M("h2d_bytes", "bytes", "bytes copied to the device, a step"),
+    M("h2d_pageable_bytes", "bytes", "of h2d_bytes, from pageable memory"),
+    M("h2d_pageable_exposed", "ns", "of copy_exposed_h2d, the time in which only copies from pageable memory run"),
+    M("h2d_pinned_time", "ns", "union of the copies to the device from pinned memory, a step"),
+    M("h2d_pinned_exposed", "ns", "of copy_exposed_h2d, the time in which a copy from pinned memory runs"),
+    M(
+        "h2d_pinned_rate",
+        "bytes/s",
+        "bytes / time over the pinned copies to the device of at least 1 MB",
+        "the link's limit",
+    ),
+    M("h2d_pageable_rate", "bytes/s", "bytes / time over the pageable copies to the device of at least 1 MB"),
+    M("d2h_bytes", "bytes", "bytes copied to the host, a step"),
+    M("d2h_large_exposed", "ns", "of copy_exposed_d2h, under copies of at least 64 kB"),
+    M("d2h_pageable_bytes", "bytes", "of d2h_bytes, into pageable memory"),
+    M(
+        "link_rate_share",
+        "ratio",
+        "median rate of the pinned copies of at least 1 MB / rate of the link (generation x width under load)",
+        "a fault: two GPUs may share the link",
+    ),
+    M("copies_per_step", "count", "copies of all directions, a step"),
+    M("copy_median_bytes", "bytes", "median size of the copies over the host link"),
+    M("copy_api_time", "ns", "time of the host in copy calls, a step", "lost time: the GPU may work meanwhile"),
+    M("copy_api_idle", "ns", "time in which the host is in a copy call and the device is idle, a step"),
+    M(
+        "blocking_copies",
+        "count",
+        "synchronous cudaMemcpy* calls (not Async) of more than 64 000 bytes between host and device, a step",
+        source="nsys's own expert rule",
+    ),
+    M("blocking_copy_idle", "ns", "idle time under and right after (until the next launch) such calls, a step"),
+    M(
+        "reupload_exposed",
+        "ns",
+        "of copy_exposed_h2d, under copies of at least 1 MB whose size recurs in three or more steps (three or more times in a span) and that do not bring the input batch",
+        "a fault where weights are offloaded to fit",
+    ),
+    M("reupload_bytes", "bytes", "bytes of such copies, a step"),
+    M("device_copy_time", "ns", "device-to-device copies and copy/contiguous/cat kernels, a step", _WORK),
+    M("memset_fill_time", "ns", "memsets and fill kernels, a step", _WORK),
+    M("managed_time", "ns", "exposed migrations plus page-fault time of unified memory, a step"),
+)
+
+KERNELS = (
+    M(
+        "kernel_time",
+        "ns",
+        "sum of the lengths of the non-communication kernels, a step",
+        "the time that the GPU is busy where streams overlap",
+    ),
+    M("kernels_per_step", "count", "kernels, a step"),
+    M("kernel_median_time", "ns", "median length of a kernel"),
+    M("kernel_short_share", "ratio", "kernels shorter than 10 us, of all kernels"),
+    M("hot_kernel_share", "ratio", "kernel time of the largest kernel name, of kernel_time"),
+    M("gemm_time", "ns", "kernels that are matrix products or convolutions, a step", _WORK, _NAMES),
+    M("gemm_fp32_time", "ns", "of gemm_time, FP32 kernels that use no tensor cores", _WORK, _NAMES),
+    M(
+        "tensor_core_share",
+        "ratio",
+        "of gemm_time, in kernels whose name says that they use tensor cores",
+        "tensor-core utilisation",
+        _NAMES,
+    ),
+    M(
+        "tensor_core_speedup",
+        "ratio",
+        "tensor-core peak / FP32 peak of the device, capped by its roofline for these kernels (at least 1)",
+        "a measured gain",
+        "GPU table",
+    ),
+    M("tf32_speedup", "ratio", "TF32 peak / FP32 peak of the device, capped likewise (at least 1)", source="GPU table"),
+    M(
+        "elementwise_time",
+        "ns",
+        "elementwise, reduction and copy kernels that torch.compile did not write, a step",
+        _WORK,
+        _NAMES,
+    ),
+    M("elementwise_chain", "ratio", "mean number of such kernels in a row on one stream (at least 1)"),
+    M("optimizer_time", "ns", "kernels launched in the optimizer's range, a step", _WORK, "ranges"),
+    M("optimizer_kernels", "count", "kernels launched in the optimizer's range, a step"),
+    M("optimizer_ops", "count", "framework operators in the optimizer's range, a step (CPU-only runs too)"),
+    M("optimizer_params", "count", "parameter tensors of the optimizer", source="gpudiag's collector"),
+    M(
+        "optimizer_ideal_time",
+        "ns",
+        "bytes that the optimizer must move / memory bandwidth, a step",
+        source="parameter sizes; device properties",
+    ),
+    M("optimizer_idle", "ns", "idle time while the host is in the optimizer's range, a step"),
+    M(
+        "attention_unfused_time",
+        "ns",
+        "softmax kernels and the batched products next to them, where no fused attention kernel ran, a step",
+        _WORK,
+        _NAMES,
+    ),
+    M(
+        "layout_time",
+        "ns",
+        "layout conversions (nchwToNhwc and the like) and transposes round convolutions, a step",
+        _WORK,
+        _NAMES,
+    ),
+    M(
+        "odd_gemm_time",
+        "ns",
+        "16-bit products and convolutions that fell off tensor cores or to align1/align2 variants, a step",
+        "odd sizes that still use tensor cores",
+        _NAMES,
+    ),
+    M(
+        "few_block_time",
+        "ns",
+        "kernels of at least 10 us with fewer thread blocks than the device has SMs, a step",
+        source="grid sizes",
+    ),
+    M(
+        "few_block_waste",
+        "ns",
+        "over those kernels: length x (1 - blocks / SMs)",
+        "certain: a small problem cannot always be split",
+        "grid sizes",
+    ),
+    M("fp64_time", "ns", "FP64 kernels, a step", _WORK, _NAMES),
+    M("fp64_rate_ratio", "ratio", "FP64 peak / FP32 peak of the device", source="GPU table"),
+    M(
+        "cpu_op_idle",
+        "ns",
+        "idle time under operators of at least 1 ms that ran on the CPU and launched nothing, a step",
+        source="framework operators",
+    ),
+)
+
+LAUNCHES = (
+    M("launch_cost", "ns", "median length of a launch call"),
+    M(
+        "queue_time",
+        "ns",
+        "median time from the end of a launch call to the start of its kernel",
+        "a fault: a long queue means that the host is ahead",
+    ),
+    M(
+        "queue_empty_share",
+        "ratio",
+        "kernels that start within 10 us of their launch call's end with the device idle before, of all kernels with a launch",
+        "time lost",
+    ),
+    M("step_repeat_share", "ratio", "steps whose sequence of kernel names is the commonest one"),
+    M("syncs_per_step", "count", "synchronising calls of the launching thread, a step"),
+    M(
+        "sync_time",
+        "ns",
+        "time of the host in synchronising calls, a step",
+        "lost time: the GPU works under most waits",
+    ),
+    M("sync_copy_time", "ns", "of sync_time, while only copies run on the device"),
+    M("small_readbacks", "count", "copies of at most 1 kB to the host that the host waits for, a step"),
+    M(
+        "readback_idle",
+        "ns",
+        "idle time from the end of such a wait to the next work on the device, a step",
+        "the length of the wait",
+    ),
+    M(
+        "implicit_syncs",
+        "count",
+        "operators that read a value back (item, nonzero, masked_select, unique), a step",
+        source="framework operators",
+    ),
+    M("implicit_sync_idle", "ns", "idle time from the end of their waits to the next work on the device, a step"),
+    M("alloc_calls", "count", "cudaMalloc, cudaFree, cudaHostAlloc and the like after warm-up, a step"),
+    M("recompilations", "count", "compilations (torch.compile, Triton, driver JIT, lazy module loads) in the window"),
+)
+
+COMMUNICATION = (
+    M("comm_time", "ns", "union of the collectives, a step"),
+    M("comm_overlap_share", "ratio", "share of comm_time with compute at the same time"),
+    M("comm_median_bytes", "bytes", "median message size of the collectives", source="collective arguments"),
+    M(
+        "comm_wait_share",
+        "ratio",
+        "share of comm_time spent waiting for the last rank (from the aligned ranks, or the shortest duration of the same collective over the ranks)",
+    ),
+    M(
+        "straggler_share",
+        "ratio",
+        "share of the collectives for which one and the same rank came last",
+        source="all ranks together",
+    ),
+    M(
+        "straggler_wait",
+        "ns",
+        "exposed wait for that rank, mean over the other ranks, a step",
+        source="all ranks together",
+    ),
+    M("is_straggler", "flag", "1 on the rank that came last most often"),
+    M("dataparallel_time", "ns", "broadcast, scatter and gather work of nn.DataParallel, a step"),
+    M("grad_syncs_per_update", "ratio", "backward passes with a gradient reduction per optimizer step (may exceed 1)"),
+)

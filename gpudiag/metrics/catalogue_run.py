@@ -1,0 +1,262 @@
+"""The metrics of the run as a whole: steps, the account's parts, the loader, the host, memory, clocks."""
+
+from __future__ import annotations
+
+from gpudiag.metrics.base import MetricSpec as M
+
+_ACCOUNT = "the exclusive account (DESIGN 4), a step"
+_LOADER = "gpudiag's loader records"
+_NVML = "NVML samples, taken while the GPU was busy"
+
+STEPS = (
+    M(
+        "step_time",
+        "ns",
+        "mean length of a steady step; without steps the length of the span",
+        "the time of one batch where steps hold several",
+    ),
+    M("step_median", "ns", "median length of a steady step"),
+    M("step_p99", "ns", "99th percentile of the steady steps' lengths"),
+    M("steps", "count", "steady steps in the window; 0 when no step is known"),
+    M(
+        "warm_up_left_ratio",
+        "ratio",
+        "longest of the first three steady steps / median of the steady steps (may exceed 1)",
+        "a trend over the run",
+    ),
+    M(
+        "periodic_stall_time",
+        "ns",
+        "excess of the periodically slow steps over the median step, spread over all steps (mean a step)",
+        "every slow step: only those that recur at one period, in at least 3 cycles",
+        "autocorrelation of the steps' lengths",
+    ),
+    M("periodic_stall_period", "count", "the period, in steps, at which slow steps recur; 0 when there is none"),
+    M(
+        "observer_slowdown",
+        "ratio",
+        "step time while recording / step time without (may exceed 1)",
+        "the cost of gpudiag outside the recorded window",
+        "both medians measured in the same run",
+    ),
+    M(
+        "recorded_with_stacks",
+        "flag",
+        "1 when Python stacks were recorded, which lengthens host code between launches",
+        source="recorder's own description",
+    ),
+    M(
+        "launches_missing_share",
+        "ratio",
+        "launch calls without their kernel, or kernels without their launch call, of the larger of the two",
+        "kernels that failed",
+        "join on (process, correlation)",
+    ),
+    M(
+        "rows_dropped",
+        "count",
+        "rows that the recorder reported as lost or that could not be read",
+        source="recorder's diagnostics, Timeline.repairs",
+    ),
+    M("gpu_present", "flag", "1 when the driver of the machine sees a GPU", source="environment record"),
+    M("torch_cuda_build", "flag", "1 when the recorded torch was built with CUDA or ROCm", source="environment record"),
+    M("torch_compiled", "flag", "1 when torch.compile'd code or Triton/inductor kernels ran in the window"),
+    M(
+        "debug_switches",
+        "count",
+        "debugging switches that were on: CUDA_LAUNCH_BLOCKING, anomaly mode, sync debug mode, a trace function",
+        source="environment record",
+    ),
+    M(
+        "counters_denied",
+        "flag",
+        "1 when the driver refused GPU performance counters (ERR_NVGPUCTRPERM)",
+        source="recorder's diagnostics",
+    ),
+)
+
+# One rule serves both kinds of run: on a GPU run `*_lost` is the idle part, on a CPU-only run the host part.
+LOST = (
+    M(
+        "input_lost",
+        "ns",
+        "idle_input on a GPU run, host_input on a CPU-only run",
+        "the whole wait in the loader (`loader_time`): a wait hidden by queued GPU work is no loss",
+        _ACCOUNT,
+    ),
+    M(
+        "checkpoint_log_lost",
+        "ns",
+        "idle_checkpoint_log on a GPU run, host_checkpoint_log on a CPU-only run",
+        source=_ACCOUNT,
+    ),
+    M("compile_lost", "ns", "idle_compile on a GPU run, host_compile on a CPU-only run", source=_ACCOUNT),
+    M("gc_lost", "ns", "idle_gc on a GPU run, host_gc on a CPU-only run", source=_ACCOUNT),
+)
+
+HOST = tuple(
+    M(
+        f"host_{part}",
+        "ns",
+        f"part host.{part} of the account: {what}",
+        "present on a GPU run: a CPU-only run alone has a host account",
+        _ACCOUNT,
+    )
+    for part, what in (
+        ("input", "the main thread in the loader's next"),
+        ("h2d", "moving the batch"),
+        ("forward", "the forward pass"),
+        ("backward", "the backward pass"),
+        ("optimizer", "the optimizer's step and zero_grad"),
+        ("checkpoint_log", "saving, fsync, logging"),
+        ("compile", "compiling"),
+        ("gc", "Python's garbage collector"),
+        ("framework", "operators outside the known phases"),
+        ("other", "everything else"),
+    )
+)
+
+LOADER = (
+    M(
+        "loader_time",
+        "ns",
+        "time of the main thread in the loader's next, a step, whether or not the GPU works meanwhile",
+        "lost time: that is input_lost",
+    ),
+    M(
+        "num_workers",
+        "count",
+        "worker processes of the DataLoader that delivered most batches (0 also where the recording shows the single-process iterator)",
+    ),
+    M(
+        "num_workers_needed",
+        "count",
+        "ceil(loader_fetch_time / (step_time - input_lost)), at least 1: workers that deliver a batch as fast as the rest of the step takes one",
+        "a promise: storage and CPUs can saturate earlier",
+        _LOADER,
+    ),
+    M(
+        "usable_cpus",
+        "count",
+        "CPUs that the process may use: least of affinity, cgroup quota and machine (may be a fraction)",
+    ),
+    M("machine_cpus", "count", "logical CPUs of the machine"),
+    M(
+        "loader_fetch_time",
+        "ns",
+        "median time to fetch one batch where it is fetched (worker or main process): dataset calls and collate",
+        "the wait of the main process",
+        _LOADER,
+    ),
+    M("loader_fetch_p95", "ns", "95th percentile of the batches' fetch times", source=_LOADER),
+    M("loader_dataset_time", "ns", "median time in the dataset's own calls, a batch", source=_LOADER),
+    M("loader_collate_time", "ns", "median time in collate, a batch", source=_LOADER),
+    M("loader_pin_time", "ns", "median time in pinning, a batch", source=_LOADER),
+    M(
+        "loader_cpu_share",
+        "ratio",
+        "CPU time / fetch time, over all batches (prep stall)",
+        "CPU load of the machine",
+        _LOADER,
+    ),
+    M(
+        "loader_io_share",
+        "ratio",
+        "time neither on a CPU nor waiting for one / fetch time, over all batches (fetch stall)",
+        "time in read() from the page cache, which is CPU time",
+        _LOADER,
+    ),
+    M(
+        "loader_late_batch_wait",
+        "ns",
+        "input_lost in waits for batches whose fetch took over twice the median, a step",
+        source=_LOADER,
+    ),
+    M(
+        "loader_slow_share",
+        "ratio",
+        "time of the slowest 1 % of the fetches over all fetch time (needs at least 100 batches)",
+        source=_LOADER,
+    ),
+    M("loader_sample_time", "ns", "loader_dataset_time / batch size: dataset code for one sample", source=_LOADER),
+    M(
+        "dataset_in_memory",
+        "flag",
+        "1 when the dataset's tensors or arrays already lie in RAM (TensorDataset, a list of tensors)",
+        "data that the page cache happens to hold",
+        _LOADER,
+    ),
+    M("pin_memory", "flag", "1 when the DataLoader pins its batches", source=_LOADER),
+    M("persistent_workers", "flag", "1 when the DataLoader keeps its workers between epochs", source=_LOADER),
+    M("loader_epochs", "count", "times that a DataLoader was iterated from its start in the window", source=_LOADER),
+    M(
+        "worker_restart_time",
+        "ns",
+        "input_lost in the first wait of each epoch after the first, beyond the median wait, a step",
+        source=_LOADER,
+    ),
+    M("first_batch_wait", "ns", "the wait for the run's first batch (once, not a step)", source=_LOADER),
+    M(
+        "cpu_demand",
+        "count",
+        "busy threads asked for: workers x threads a worker + main threads",
+        "threads that exist but sleep",
+        _LOADER,
+    ),
+    M(
+        "cpu_wait_time",
+        "ns",
+        "time that the launching thread was runnable but not on a CPU while the GPU was idle, a step",
+        source="scheduler events",
+    ),
+)
+
+MEMORY = (
+    M(
+        "memory_peak_share",
+        "ratio",
+        "highest memory in use / memory of the GPU",
+        "what the model needs: the allocator keeps freed blocks",
+        "NVML samples or the allocator's counters",
+    ),
+    M(
+        "memory_fragmented_share",
+        "ratio",
+        "(reserved - allocated) / reserved at the allocated peak",
+        source="torch allocator's counters",
+    ),
+    M(
+        "alloc_retries",
+        "count",
+        "times that the allocator had to free its cache and try again, in the window",
+        source="torch allocator's counters",
+    ),
+    M(
+        "memory_growth",
+        "ratio",
+        "memory in use at the window's end - at its start, over the GPU's memory, at the same point of the step",
+        "a cache that fills once",
+    ),
+)
+
+POWER = (
+    M("power_cap_share", "ratio", "samples with the power cap as clocks event reason", source=_NVML),
+    M("thermal_share", "ratio", "samples with a thermal or power-brake slowdown as clocks event reason", source=_NVML),
+    M(
+        "clocks_locked_share",
+        "ratio",
+        "samples with the applications clocks setting as clocks event reason",
+        source=_NVML,
+    ),
+    M("sm_clock_share", "ratio", "median SM clock / maximum SM clock", source=_NVML),
+    M("power_draw", "watt", "median power draw", source=_NVML),
+    M("power_limit", "watt", "power limit in force", source=_NVML),
+    M("temperature", "celsius", "highest GPU temperature", source=_NVML),
+    M("sm_clock", "mhz", "median SM clock", source=_NVML),
+    M(
+        "foreign_processes",
+        "count",
+        "processes other than the recorded ones that used the GPU during the run",
+        source="NVML process list",
+    ),
+)
