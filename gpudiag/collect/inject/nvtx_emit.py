@@ -202,7 +202,9 @@ def _attach() -> None:
             try:
                 _client = _Client(library)
             except (OSError, AttributeError, RuntimeError, MemoryError) as error:
-                _problem = f"NVTX ranges cannot reach {library}: {error}"  # MemoryError: no memory may be made executable
+                _problem = (
+                    f"NVTX ranges cannot reach {library}: {error}"  # MemoryError: no memory may be made executable
+                )
         _attached = True
 
 
