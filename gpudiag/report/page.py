@@ -1,0 +1,56 @@
+"""A page of text: paragraphs, headings and colours, wrapped to a width, plain ASCII where asked."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+
+from gpudiag.report.text import clean, columns, cut
+
+BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
+
+# ASCII stand-ins for the characters that the reports themselves write.
+_TO_ASCII = str.maketrans({"…": "~", "─": "-", "│": "|", "·": "."})
+
+
+@dataclass(frozen=True)
+class Page:
+    """Collects the lines of a report. Widths are counted before colours go in."""
+
+    width: int
+    color: bool
+    ascii_only: bool
+    lines: list[str] = field(default_factory=list)
+
+    def paint(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.color and style and text else text
+
+    def add(self, line: str = "") -> None:
+        self.lines.append(line.rstrip())
+
+    def prose(
+        self, text: str, indent: int, lead: str = "", style: str = "", lead_style: str = "", hang: int | None = None
+    ) -> None:
+        """A paragraph wrapped to the page: its first line is led by `lead`, the others are aligned under its text (or by `hang`)."""
+        lead = " " * indent + lead
+        rest = " " * (columns(lead) if hang is None else hang)
+        first = "\0" * columns(lead)  # holds the place: `wrap` would break or strip the lead itself
+        wrapped = textwrap.wrap(
+            first + clean(text), max(self.width, len(rest) + 20), subsequent_indent=rest, break_on_hyphens=False
+        )
+        for i, piece in enumerate(wrapped):
+            if i:
+                self.add(rest + self.paint(piece[len(rest) :], style))
+            else:
+                self.add(self.paint(lead, lead_style) + self.paint(piece[len(first) :], style))
+
+    def heading(self, title: str, right: str, right_style: str = "") -> None:
+        right = cut(right, self.width - len(title) - 6)
+        rule = "─" * max(self.width - columns(title) - columns(right) - 2, 2)
+        self.add(f"{self.paint(title, BOLD)} {self.paint(rule, DIM)} {self.paint(right, right_style)}")
+
+    def text(self) -> str:
+        text = "\n".join(self.lines).rstrip() + "\n"
+        if self.ascii_only:
+            return text.translate(_TO_ASCII).encode("ascii", "backslashreplace").decode()
+        return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,335 @@
+"""The report as text: the verdict, the account as one bar, the four steps in order, the top kernels, what to type next.
+
+Readable without colour at 80 columns; plain ASCII where the terminal cannot show more. `render` is a pure function.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, KernelRow, Severity, StepName
+from gpudiag.report import text as words
+from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, RED, YELLOW, Page
+from gpudiag.report.text import apportion, clean, columns, cut
+from gpudiag.units import format_ns, format_percent
+
+_SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
+_VERDICT_STYLE = {"bottleneck": "1;31", "healthy": "1;32", "cannot_judge": "1;33"}
+_BUSY_STYLES = (GREEN, MAGENTA, YELLOW, BLUE, CYAN)
+_IDLE_STYLES = (RED, "91", "95", "90", "93")
+
+_FULL_FINDINGS = (
+    3  # with evidence and the whole first fix; the rest get their share and the change (the length of a screen)
+)
+_MOST_CODE_LINES = 8
+_MOST_DEVICES = 8
+_MOST_WARNINGS = 5
+_MOST_NOT_JUDGED = 4
+
+
+def render(diagnosis: Diagnosis, *, width: int = 80, color: bool = False, ascii_only: bool = False) -> str:
+    """The whole report, ending in a newline. color: ANSI colours; ascii_only: for terminals that are not UTF-8."""
+    page = Page(width, color, ascii_only)
+    _verdict(page, diagnosis)
+    _account(page, diagnosis)
+    _steps(page, diagnosis)
+    _kernels(page, diagnosis)
+    _not_judged(page, diagnosis)
+    _warnings(page, diagnosis.warnings)
+    _next(page, diagnosis)
+    return page.text()
+
+
+def _verdict(page: Page, diagnosis: Diagnosis) -> None:
+    verdict, source = diagnosis.verdict, diagnosis.source
+    page.add(
+        page.paint(f"gpudiag {clean(diagnosis.gpudiag, 20)}", DIM)
+        + "  "
+        + "  ".join(
+            page.paint(piece, DIM)
+            for piece in (cut(clean(source.path), page.width - 40), clean(source.recorder, 24))
+            if piece
+        )
+    )
+    page.add()
+    label = {"healthy": "HEALTHY", "cannot_judge": "CANNOT JUDGE"}.get(verdict.status) or (
+        "BOTTLENECK" if verdict.bound_by == "none" else f"{verdict.bound_by.upper()}-BOUND"
+    )
+    page.prose(verdict.headline, 0, f"{label}: ", BOLD, _VERDICT_STYLE[verdict.status], hang=2)
+    if verdict.margin:
+        page.prose(verdict.margin, 2)
+    page.prose(_steps_line(diagnosis), 2)
+
+
+def _steps_line(diagnosis: Diagnosis) -> str:
+    steps = diagnosis.steps
+    if not steps.count or steps.median_ns is None:
+        return "No steps found: figures are for the whole recording, start-up included."
+    line = f"{steps.count} steady step{'s' if steps.count != 1 else ''} by {clean(steps.source, 30)}"
+    if steps.confidence < 0.995:
+        line += f" (confidence {format_percent(steps.confidence)})"
+    if steps.warm_up:
+        line += f" after {steps.warm_up} of warm-up"
+    line += f": median {format_ns(steps.median_ns)}"
+    return line + (f", p99 {format_ns(steps.p99_ns)}" if steps.p99_ns is not None and steps.count > 1 else "")
+
+
+def _account(page: Page, diagnosis: Diagnosis) -> None:
+    accounts = diagnosis.accounts
+    parts = words.ordered_parts(words.summed(accounts))
+    if not parts:
+        return
+    many_ranks = len({account.rank for account in accounts}) > 1
+    if len(accounts) == 1:
+        name = next(
+            (d.name for d in diagnosis.devices if (d.rank, d.device) == (accounts[0].rank, accounts[0].device)), ""
+        )
+        title = words.device_label(accounts[0].rank, accounts[0].device, many_ranks) + (
+            f", {clean(name, 40)}" if name else ""
+        )
+    else:
+        title = f"{len(accounts)} GPUs together"
+    steps = accounts[0].steps or diagnosis.steps.count
+    scope = f"{steps} steady step{'s' if steps != 1 else ''}" if accounts[0].scope == "steps" else "whole recording"
+    page.add()
+    page.heading("Where the time goes", f"{title}: {scope}, {format_ns(max(a.total_ns for a in accounts))}")
+    drawn = _glyphs(parts, page.ascii_only)
+    cells = apportion([value for _, value in parts], page.width - 4)
+    page.add("  " + "".join(page.paint(glyph * n, style) for (glyph, style), n in zip(drawn, cells, strict=True)))
+    entries = [
+        (page.paint(glyph, style), f"{tenths / 10:5.1f} % {words.part_label(name)}")
+        for (glyph, style), tenths, (name, _) in zip(drawn, apportion([v for _, v in parts], 1000), parts, strict=True)
+        if tenths
+    ]
+    _legend(page, entries)
+    if len(accounts) > 1:
+        _device_table(page, diagnosis, many_ranks)
+
+
+def _glyphs(parts: Sequence[tuple[str, int]], ascii_only: bool) -> list[tuple[str, str]]:
+    """(character, style) for each part: dense ones for work, light ones for idle time, no two alike while they last."""
+    busy = "#%=+*" if ascii_only else "█▓▒▚▤"
+    idle = ".:-~'" if ascii_only else "░·:-~"
+    counts = {True: 0, False: 0}
+    drawn = []
+    for name, _ in parts:
+        is_idle = name.startswith("idle.") or name == "host.input"
+        i = min(counts[is_idle], 4)
+        counts[is_idle] += 1
+        drawn.append((idle[i], _IDLE_STYLES[i]) if is_idle else (busy[i], _BUSY_STYLES[i]))
+    return drawn
+
+
+def _legend(page: Page, entries: Sequence[tuple[str, str]]) -> None:
+    cell = (page.width - 2) // 2
+    half = (len(entries) + 1) // 2  # down the left column first: the order of the bar
+    for i in range(half):
+        pair = [entries[i], *entries[half + i : half + i + 1]]
+        page.add("  " + "".join(f"{glyph} {cut(text, cell - 3):<{cell - 2}}" for glyph, text in pair))
+
+
+def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
+    head = ("rank  GPU" if many_ranks else "GPU").rjust(9)
+    page.add(f"  {head}  compute  comm. exposed  copies exposed   idle  idle mostly")
+    by_compute = sorted(diagnosis.accounts, key=lambda a: (words.group_share(a, "compute"), a.rank, a.device))
+    shown = sorted(by_compute[:_MOST_DEVICES], key=lambda a: (a.rank, a.device))
+    for account in shown:
+        name = f"{account.rank:>4}  {account.device:>3}" if many_ranks else f"{account.device:>3}"
+        shares = [words.group_share(account, p) for p in ("compute", "communication_exposed", "copy_exposed", "idle.")]
+        largest = max((p for p in account.parts.items() if p[0].startswith("idle.")), key=lambda p: p[1], default=None)
+        owner = words.part_label(largest[0]).removeprefix("idle: ") if largest and largest[1] else ""
+        cells = [format_percent(share) for share in shares]
+        page.add(f"  {name:>9}  {cells[0]:>7}  {cells[1]:>13}  {cells[2]:>14}  {cells[3]:>5}  {owner}")
+    if len(diagnosis.accounts) > len(shown):
+        page.add(f"  the {len(shown)} that compute least, of {len(diagnosis.accounts)}")
+
+
+def _steps(page: Page, diagnosis: Diagnosis) -> None:
+    own = {step: words.findings_of(diagnosis, step) for step in STEP_ORDER}
+    serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
+    after_finding = True
+    for number, step in enumerate(STEP_ORDER, 1):
+        if step == "environment" and not own[step]:
+            continue
+        if after_finding or own[step]:
+            page.add()
+        after_finding = bool(own[step])
+        title = words.STEP_TITLES[step] if step == "environment" else f"{number}  {words.STEP_TITLES[step]}"
+        page.heading(title, *_status(diagnosis, step, own[step]))
+        for finding in own[step]:
+            _finding(page, diagnosis, finding, finding in serious[:_FULL_FINDINGS])
+
+
+def _status(diagnosis: Diagnosis, step: StepName, findings: Sequence[Finding]) -> tuple[str, str]:
+    """What the step's heading says at its right end, and how it is painted."""
+    clear, blind = words.clear_count(diagnosis, step), words.not_judged_of(diagnosis, step)
+    unseen = f", {len(blind)} not judged" if blind else ""
+    if findings:
+        worst = min((f.severity for f in findings), key=SEVERITY_ORDER.index)
+        return f"{len(findings)} finding{'s' if len(findings) > 1 else ''}{unseen}", _SEVERITY_STYLE[worst]
+    if clear:
+        return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}", GREEN
+    if blind:
+        return f"cannot judge: {clean(blind[0].missing)}", YELLOW
+    return ("cannot judge", YELLOW) if diagnosis.verdict.status == "cannot_judge" else ("no finding", "")
+
+
+def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> None:
+    rule, title, label = clean(finding.rule, 30), clean(finding.title, 200), f"  {finding.severity.upper():<8} "
+    style = _SEVERITY_STYLE[finding.severity]
+    room = page.width - len(label) - columns(title) - len(rule)
+    if room >= 2:
+        page.add(page.paint(label, style) + page.paint(title, BOLD) + " " * room + page.paint(rule, DIM))
+    else:
+        page.prose(f"{title} ({rule})", 0, label, BOLD, style)
+    page.prose(bound_line(diagnosis, finding), 4)
+    if full:
+        page.prose(finding.summary, 4)
+        if finding.evidence:
+            page.prose("; ".join(f"{e.label}: {e.value}" for e in finding.evidence), 4, "evidence ", lead_style=DIM)
+    if finding.fixes:
+        _fix(page, finding.fixes[0], full)
+    for fix in finding.fixes[1:3] if full else ():
+        page.prose(fix.change + (f" (only if {fix.only_if})" if fix.only_if else ""), 4, "or       ", lead_style=GREEN)
+    effects = words.effects_of(diagnosis, finding)
+    if effects:
+        page.prose("; ".join(f"{e.title} ({e.rule})" for e in effects), 4, "explains ", lead_style=DIM)
+
+
+def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
+    """`at most 17.1 ms of 41.2 ms per step (41 %), estimate 14.2 ms, at train.py:42`"""
+    pieces = []
+    if finding.bound_ns > 0 and finding.share > 0:
+        per_step = any(account.scope == "steps" for account in diagnosis.accounts)
+        whole = format_ns(finding.bound_ns / finding.share) + (" per step" if per_step else " recorded")
+        pieces.append(f"at most {format_ns(finding.bound_ns)} of {whole} ({format_percent(finding.share)})")
+    elif finding.share > 0:
+        pieces.append(f"{format_percent(finding.share)} of the time")
+    if finding.estimate_ns is not None:
+        pieces.append(f"estimate {format_ns(finding.estimate_ns)}")
+    if len(diagnosis.accounts) > 1 and finding.devices:
+        pieces.append(_on_devices(diagnosis, finding))
+    if finding.where:
+        pieces.append(f"at {finding.where}")
+    return ", ".join(pieces)
+
+
+def _on_devices(diagnosis: Diagnosis, finding: Finding) -> str:
+    devices = sorted(set(finding.devices))
+    if len(devices) >= len(diagnosis.accounts):
+        return f"on all {len(devices)} GPUs"
+    if len(devices) > 4:
+        return f"on {len(devices)} of {len(diagnosis.accounts)} GPUs"
+    many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
+    return "on " + "; ".join(words.device_label(rank, device, many_ranks) for rank, device in devices)
+
+
+def _fix(page: Page, fix: Fix, full: bool) -> None:
+    page.prose(fix.change, 4, "change   ", lead_style=GREEN)
+    if not full:
+        return
+    if fix.only_if:
+        page.prose(fix.only_if, 4, "only if  ", lead_style=DIM)
+    if fix.proof:
+        page.prose(fix.proof, 4, "proof    ", lead_style=DIM)
+    code = words.clean_code(fix.code) if fix.code.strip() else []
+    for line in code[:_MOST_CODE_LINES]:
+        page.add(f"      {page.paint('│', DIM)} {page.paint(cut(line, page.width - 8), CYAN)}")
+    if len(code) > _MOST_CODE_LINES:
+        page.add(f"      {page.paint('│', DIM)} … {len(code) - _MOST_CODE_LINES} more lines in --json")
+
+
+def merged_kernels(rows: Iterable[KernelRow]) -> list[KernelRow]:
+    """One row a kernel name over all ranks and devices, longest first; shares of the kernel time of all of them."""
+    by_name: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    whole = sum(row.total_ns for group in by_name.values() for row in group if row.share > 0)
+    # A device's kernel time is total/share of any of its rows: the rows may be only the top of the list.
+    times = {(r.rank, r.device): r.total_ns / r.share for group in by_name.values() for r in group if r.share > 0}
+    whole = round(sum(times.values())) or whole
+    merged = []
+    for name, group in by_name.items():
+        count, total = sum(r.count for r in group), sum(r.total_ns for r in group)
+        merged.append(
+            KernelRow(
+                name=name,
+                what=group[0].what,
+                count=count,
+                total_ns=total,
+                average_ns=round(total / count) if count else 0,
+                share=total / whole if whole else 0.0,
+                tensor_cores=any(r.tensor_cores for r in group),
+            )
+        )
+    return sorted(merged, key=lambda row: (-row.total_ns, row.name))
+
+
+def _kernels(page: Page, diagnosis: Diagnosis) -> None:
+    rows = merged_kernels(diagnosis.kernels)[: 3 if diagnosis.verdict.status == "healthy" else 5]
+    if not rows:
+        return
+    page.add()
+    page.heading("Top kernels", "TC: tensor cores used")
+    page.add(page.paint("  Time %    Total  Instances      Avg  What         TC   Name", DIM))
+    for row in rows:
+        cores = "yes" if row.tensor_cores else "no" if row.what in ("gemm", "conv", "attention") else "-"
+        what = "collective" if row.what == "communication" else clean(row.what, 11)
+        left = (
+            f"  {row.share * 100:6.1f}  {format_ns(row.total_ns):>7}  {row.count:>9,}  {format_ns(row.average_ns):>7}"
+            f"  {what:<11}  {cores:<3}  "
+        )
+        page.add(left + words.short_kernel(row.name, page.width - len(left)))
+
+
+def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
+    groups = list(words.grouped(diagnosis.not_judged))
+    if not groups:
+        return
+    page.add()
+    count = len(diagnosis.not_judged)
+    page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
+    for rules, missing, record_with in groups[:_MOST_NOT_JUDGED]:
+        _missing(page, rules, missing, record_with, 2)
+    if len(groups) > _MOST_NOT_JUDGED:
+        rest = sum(len(rules) for rules, _, _ in groups[_MOST_NOT_JUDGED:])
+        page.add(f"  and {rest} more: --json lists them")
+
+
+def _missing(page: Page, rules: Sequence[str], missing: str, record_with: str, indent: int) -> None:
+    names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
+    page.prose(f"{names}: {missing}", indent)
+    if record_with:
+        page.prose(record_with, indent + 2, "record: ", lead_style=DIM)
+
+
+def _warnings(page: Page, warnings: Sequence[str]) -> None:
+    if not warnings:
+        return
+    page.add()
+    for warning in warnings[:_MOST_WARNINGS]:
+        page.prose(warning, 0, "! ", lead_style=YELLOW)
+    if len(warnings) > _MOST_WARNINGS:
+        page.add(f"  and {len(warnings) - _MOST_WARNINGS} more warnings: --json lists them")
+
+
+def _next(page: Page, diagnosis: Diagnosis) -> None:
+    page.add()
+    for i, (command, purpose) in enumerate(next_commands(diagnosis)):
+        lead = "Next: " if i == 0 else "      "
+        comment = f"   # {purpose}" if len(lead) + columns(command) + len(purpose) + 5 <= page.width else ""
+        page.add(page.paint(lead, BOLD) + page.paint(command, CYAN) + page.paint(comment, DIM))
+
+
+def next_commands(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """(command to type, what for)."""
+    path = shlex.quote(clean(diagnosis.source.path)) if diagnosis.source.path else "RECORDING"
+    commands = []
+    if diagnosis.verdict.status != "cannot_judge":
+        commands.append((f"gpudiag analyze {path} --html report.html", "on a timeline"))
+    if diagnosis.verdict.status == "bottleneck" and diagnosis.findings:
+        commands.append((f"gpudiag rules show {clean(diagnosis.findings[0].rule, 40)}", "why, and when it is wrong"))
+    if not commands:
+        commands.append(("gpudiag profile SCRIPT", "record the run so that it can be judged"))
+    return commands
