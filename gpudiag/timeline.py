@@ -207,6 +207,7 @@ class Samples(Table):
     """NVML at intervals, one row a device and moment. start == end == the moment, ns; nan not read.
 
     reasons: bit mask as NVML's clocks event reasons (-1 not read).
+    other_processes: processes on the device that are not of this run (-1 not known), other_memory: their bytes (-1).
     """
 
     start: Int64
@@ -225,6 +226,8 @@ class Samples(Table):
     pcie_gen_max: Int32
     pcie_width: Int32
     pcie_width_max: Int32
+    other_processes: Int32
+    other_memory: Int64
 
 
 @dataclass(frozen=True)
