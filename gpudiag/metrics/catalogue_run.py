@@ -48,8 +48,15 @@ STEPS = (
     M(
         "launches_missing_share",
         "ratio",
-        "launch calls without their kernel, or kernels without their launch call, of the larger of the two",
+        "launch calls without any GPU work, of all launch calls: GPU work that the recorder lost",
         "kernels that failed",
+        "join on (process, correlation)",
+    ),
+    M(
+        "kernels_without_launch_share",
+        "ratio",
+        "kernels without their launch call, of all kernels: host evidence that the recording lacks (a sliced file)",
+        "lost GPU work: busy and idle time are right",
         "join on (process, correlation)",
     ),
     M(
