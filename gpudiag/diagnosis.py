@@ -159,7 +159,7 @@ class KernelRow(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One row of a timeline picture. kind: owner | range | loader | host | launch | stream | copy.
+    """One row of a timeline picture. kind: owner | range | loader | host | launch | stream | comm | copy.
 
     start_ns (relative to the view's start), length_ns, name: parallel tuples; name indexes TimelineView.names.
     detail: `exact` or `merged N ns` when events shorter than N ns that lie in one N ns cell were drawn as one.
