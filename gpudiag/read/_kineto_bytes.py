@@ -1,0 +1,177 @@
+"""A Kineto file as bytes: opened by content, decompressed, and cut between events.
+
+The cut needs no parser: inside a JSON string a quote is always escaped, so the bytes `}, {"ph":` can only stand between two
+objects of a list. Pieces are a few MB: decoding them is faster than decoding the whole (memory stays in the cache), a fault
+spoils one piece and not the file, and nothing but the current piece is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from json import JSONDecodeError, JSONDecoder
+from pathlib import Path
+
+from gpudiag.errors import GpudiagError
+
+# Measured on 900 MB: pieces of 4 MB decode 10 % faster than pieces of 16 MB.
+PIECE = 4 << 20
+# Metadata before the events is some kB; 64 MB of it is no trace.
+LONGEST_HEADER = 64 << 20
+# No event is this long; a list without a recognisable boundary must not grow without end.
+LONGEST_EVENT = 256 << 20
+EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# Keys an event may begin with: Kineto writes "ph" or "name" first, other programs that copied a trace may sort the keys.
+_FIRST_KEYS = (b"ph", b"name", b"cat", b"args", b"pid", b"tid", b"ts", b"dur", b"id", b"bp", b"s")
+_LAST_EVENT = re.compile(rb'\}\s*(?=\]\s*(?:,\s*"|\}\s*\Z|\Z))')
+
+
+class Source:
+    """The plain bytes of a file, in blocks of about PIECE, whether it was gzipped or not.
+
+    done, total: bytes of the file read so far, and its size. cut: why the bytes ended before their end, or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done = 0
+        self.total = path.stat().st_size
+        self.cut: str | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Blocks, read and decompressed one ahead in a thread (zlib and read release the interpreter lock)."""
+        blocks = self.blocks()
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(next, blocks, None)
+            while (block := coming.result()) is not None:
+                coming = reader.submit(next, blocks, None)
+                yield block
+
+    def blocks(self) -> Iterator[bytes]:
+        """Blocks one by one, without a thread."""
+        with self.path.open("rb") as file:
+            head = file.read(2)
+            file.seek(0)
+            if head != b"\x1f\x8b":
+                while block := file.read(PIECE):
+                    self.done += len(block)
+                    yield block
+                return
+            unzip = zlib.decompressobj(wbits=31)
+            ended = False
+            while packed := file.read(256 << 10):
+                self.done += len(packed)
+                while packed:
+                    if ended:
+                        if not packed.strip(b"\0"):
+                            return
+                        unzip, ended = zlib.decompressobj(wbits=31), False
+                    try:
+                        block = unzip.decompress(packed, PIECE)
+                    except zlib.error:
+                        self.cut = "the compressed data is damaged"
+                        return
+                    if block:
+                        yield block
+                    ended = unzip.eof
+                    packed = unzip.unused_data if ended else unzip.unconsumed_tail
+            if not ended:
+                self.cut = "the compressed file ends early"
+
+
+class Pieces:
+    """The events of a trace, cut into JSON lists without their brackets.
+
+    Iterate once; then header and trailer hold the bytes before and after the events (b"" where there were none), `closed`
+    says whether the list of events was closed, and `source.cut` why bytes are missing.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.header = b""
+        self.trailer = b""
+        self.closed = False
+        self.boundary = _boundary(_FIRST_KEYS)
+
+    def __iter__(self) -> Iterator[bytes]:
+        blocks = iter(self.source)
+        buffer = self._read_header(blocks)
+        searched = 0
+        for block in blocks:
+            end = self._last_boundary(buffer, searched)
+            if end:
+                yield bytes(buffer[:end])
+                del buffer[: buffer.index(b"{", end)]
+            elif len(buffer) > LONGEST_EVENT:
+                raise _no_trace(self.source.path, "its events cannot be told apart")
+            searched = max(0, len(buffer) - 4096)
+            buffer += block
+        end = self._last_boundary(buffer, 0)
+        if end:
+            yield bytes(buffer[:end])
+            del buffer[: buffer.index(b"{", end)]
+        rest = bytes(buffer)
+        length = _event_length(rest)
+        if length:
+            yield rest[:length]
+        self.trailer = rest[length:].lstrip()
+        self.closed = self.trailer.startswith(b"]")
+
+    def _read_header(self, blocks: Iterator[bytes]) -> bytearray:
+        buffer = bytearray()
+        for block in blocks:
+            buffer += block
+            text = buffer.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if text.startswith(b"["):
+                return text[1:]
+            if text and not text.startswith(b"{"):
+                raise _no_trace(self.source.path, "it is not JSON")
+            found = EVENTS.search(text)
+            if found:
+                self.header = bytes(text[: found.end()])
+                return self._learn_boundary(text[found.end() :])
+            if len(buffer) > LONGEST_HEADER:
+                break
+        raise _no_trace(self.source.path, "it has no traceEvents")
+
+    def _learn_boundary(self, events: bytearray) -> bytearray:
+        first = re.match(rb'\s*\{\s*"([^"\\]{1,64})"\s*:', events)
+        if first and first[1] not in _FIRST_KEYS:
+            self.boundary = _boundary((*_FIRST_KEYS, first[1]))
+        return events
+
+    def _last_boundary(self, buffer: bytearray, start: int) -> int:
+        """Where the last `}` lies that is followed by a new event: the index after it, 0 if there is none."""
+        for begin in (max(start, len(buffer) - (64 << 10)), start):
+            end = 0
+            for found in self.boundary.finditer(buffer, begin):
+                end = found.start() + 1
+            if end:
+                return end
+        return 0
+
+
+def _boundary(keys: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    return re.compile(rb'\}\s*,\s*(?=\{\s*"(?:' + b"|".join(map(re.escape, keys)) + rb')"\s*:)')
+
+
+def _event_length(rest: bytes) -> int:
+    """How many bytes of the end of the file belong to the last event; the others are the list's end and what follows."""
+    if not rest.lstrip().startswith(b"{"):
+        return 0
+    start = len(rest) - len(rest.lstrip())
+    # Latin-1 keeps one character a byte, so that the index is the same; only the end of the object matters here.
+    try:
+        return JSONDecoder(strict=False).raw_decode(rest.decode("latin-1"), start)[1]
+    except (JSONDecodeError, RecursionError):
+        found = _LAST_EVENT.search(rest)
+        return found.start() + 1 if found else len(rest)
+
+
+def _no_trace(path: Path, why: str) -> GpudiagError:
+    return GpudiagError(
+        f"{path}: not a torch.profiler trace ({why})",
+        "give the .json or .json.gz that prof.export_chrome_trace(...) or tensorboard_trace_handler wrote",
+    )

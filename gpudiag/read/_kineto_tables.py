@@ -1,0 +1,283 @@
+"""The columns of a trace put together into a Timeline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.errors import GpudiagError
+from gpudiag.intervals import Int64
+from gpudiag.read._kineto_columns import GPU_TABLES, TABLES, Codes, Columns
+from gpudiag.read._kineto_meta import Meta, describe, devices, host
+from gpudiag.read.names import api_name, is_communication
+from gpudiag.timeline import (
+    ApiCalls,
+    CopyKind,
+    CpuOps,
+    GpuOps,
+    Int32,
+    Kind,
+    MemKind,
+    Overheads,
+    PyCalls,
+    Ranges,
+    Repair,
+    Source,
+    Table,
+    Timeline,
+)
+
+_Columns = dict[str, npt.NDArray[Any]]
+_T = TypeVar("_T", bound=Table)
+
+# Ranges that 2021 traces file under Operator like any aten:: call: what torch itself and Lightning open as user annotations.
+_USER_SCOPE = re.compile(
+    r"ProfilerStep\*?#|enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#|DistributedDataParallel\.|gpudiag::|\[pl\]|## "
+)
+_INDEX = re.compile(r"(?:ProfilerStep\*?|gpudiag::\w+)#(\d{1,18})$")
+_QUEUE_FULL = re.compile(r"command[ _]buffer[ _]full", re.IGNORECASE)
+_COPY = re.compile(r"\b([HDPA])to([HDPA])\b(?: \((\w+) -> (\w+)\))?")
+_DIRECTIONS = {"HD": CopyKind.H2D, "DH": CopyKind.D2H, "DD": CopyKind.D2D, "PP": CopyKind.P2P, "HH": CopyKind.H2H}
+_MEMORIES = {
+    "Pageable": MemKind.PAGEABLE,
+    "Pinned": MemKind.PINNED,
+    "Device": MemKind.DEVICE,
+    "Managed": MemKind.MANAGED,
+    "Array": MemKind.OTHER,
+}
+_KINDS = {"kernel": Kind.KERNEL, "memcpy": Kind.MEMCPY, "memset": Kind.MEMSET}
+# Categories of accelerators whose rows no rule speaks about.
+_OTHER_ACCELERATOR = re.compile(r"(?:mtia|glow|hpu|xpu|privateuse1)_")
+_ABSOLUTE = 10**18  # ns: 2001; a time after that is a wall clock, a smaller one is relative to something
+_STACKS = "recorded with Python stacks, which lengthen the host's time between launches"
+
+
+def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], damage: Sequence[str]) -> Timeline:
+    """The Timeline of all that was read. Raises GpudiagError when no event is one of torch.profiler's.
+
+    gpu_ops is None when the trace cannot tell: no GPU row, no CUDA or HIP call, and GPUs in the machine or no word about them.
+    It is empty when calls were recorded without any GPU row, or when the machine had no GPU (an empty deviceProperties).
+    """
+    categories = frozenset(columns.seen)
+    others = sorted(c for c in categories if _OTHER_ACCELERATOR.match(c))
+    if not categories & (TABLES.keys() | {"Trace"}) and not others:
+        raise GpudiagError(
+            f"{path}: none of its {columns.seen.total()} events is one of torch.profiler's",
+            "record with torch.profiler.profile(...) and export_chrome_trace(...), or with `gpudiag profile`",
+        )
+    names = columns.names
+    tables = {
+        table: {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        for table, parts in columns.parts.items()
+    }
+    columns.parts.clear()
+    _move_user_scopes(tables, names)
+    api = _api_calls(tables.pop("api", None), names)
+    gpu = _gpu_ops({t: tables.pop(t) for t in GPU_TABLES if t in tables}, names, api)
+    cpu = _table(CpuOps, tables.pop("cpu_op", None))
+    ranges = _ranges(tables.pop("range", None), names)
+    python = _python(tables.pop("python", None), cpu, ranges)
+    overhead = _overheads(tables.pop("overhead", None), names)
+    if gpu is None and (api is not None or meta.devices == []):
+        gpu = _empty(GpuOps)
+    if gpu is not None:
+        api = api if api is not None else _empty(ApiCalls)
+        overhead = overhead if overhead is not None else _empty(Overheads)
+    if cpu is not None:
+        ranges = ranges if ranges is not None else _empty(Ranges)
+    recorder, schema = describe(meta, categories)
+    distributed = meta.distributed
+    first = columns.window[0] if columns.window else 0
+    return Timeline(
+        source=Source("kineto", str(path), recorder, schema),
+        strings=tuple(names),
+        gpu_ops=gpu,
+        api_calls=api,
+        ranges=ranges,
+        cpu_ops=cpu,
+        py_calls=python,
+        overheads=overhead,
+        devices=devices(meta),
+        host=host(meta),
+        rank=(distributed and distributed.rank) or 0,
+        world_size=(distributed and distributed.world_size) or 1,
+        backend=distributed.backend if distributed else None,
+        time_base_ns=meta.base_ns if meta.base_ns is not None else (0 if _is_absolute(gpu, api, cpu, ranges) else None),
+        recorded=(min(columns.window), max(columns.window)) if first else None,
+        with_stack=bool(meta.with_stack) or python is not None or columns.call_stacks,
+        repairs=tuple(Repair(what, count, columns.seen.total()) for what, count in columns.repairs.items() if count),
+        diagnostics=tuple(diagnostics),
+        warnings=(*damage, *_warnings(gpu, others)),
+    )
+
+
+def _warnings(gpu: GpuOps | None, others: Sequence[str]) -> list[str]:
+    said = []
+    if others:
+        said.append(f"rows of another accelerator ({', '.join(others)}) are not judged")
+    elif gpu is None:
+        said.append(
+            "no GPU activity was recorded; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    return said
+
+
+def _is_absolute(*tables: Table | None) -> bool:
+    starts = [int(t.start[-1]) for t in tables if t is not None and len(t)]  # type: ignore[attr-defined]
+    return bool(starts) and max(starts) > _ABSOLUTE
+
+
+def _table(kind: type[_T], columns: _Columns | None) -> _T | None:
+    """A table sorted by (start, end); None for no columns."""
+    if columns is None:
+        return None
+    order = np.lexsort((columns["end"], columns["start"]))
+    return kind(**{name: columns[name][order] for name in kind.__dataclass_fields__})
+
+
+def _empty(kind: type[_T]) -> _T:
+    dtypes = {"Int64": np.int64, "Int32": np.int32, "Int8": np.int8, "Float32": np.float32, "Bool": np.bool_}
+    return kind(**{name: np.empty(0, dtypes[str(f.type)]) for name, f in kind.__dataclass_fields__.items()})
+
+
+def _by_name(codes: npt.NDArray[Any], names: Mapping[str, int], wanted: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Which of n rows have a name that matches from its start; each distinct name is matched once."""
+    text = list(names)
+    found = np.array([code for code in np.unique(codes) if wanted.match(text[code])], codes.dtype)
+    return np.isin(codes, found)
+
+
+def _renamed(codes: npt.NDArray[Any], names: Codes, new: Mapping[int, str]) -> Int32:
+    """codes with those in new given another text."""
+    lookup = np.arange(len(names), dtype=np.int32)
+    for code, text in new.items():
+        lookup[code] = names[text]
+    return lookup[codes]
+
+
+def _distinct(codes: npt.NDArray[Any], names: Mapping[str, int]) -> dict[int, str]:
+    text = list(names)
+    return {int(code): text[code] for code in np.unique(codes)}
+
+
+def _move_user_scopes(tables: dict[str, _Columns], names: Codes) -> None:
+    operators = tables.get("cpu_op")
+    if operators is None:
+        return
+    scopes = _by_name(operators["name"], names, _USER_SCOPE)
+    if not scopes.any():
+        return
+    moved = {name: values[scopes] for name, values in operators.items() if name != "shapes"}
+    ranges = tables.get("range")
+    tables["range"] = {n: np.concatenate([ranges[n], v]) for n, v in moved.items()} if ranges else moved
+    tables["cpu_op"] = {name: values[~scopes] for name, values in operators.items()}
+
+
+def _ranges(columns: _Columns | None, names: Codes) -> Ranges | None:
+    """ProfilerStep#7 keeps its name and has index 7; gpudiag::step#7 becomes `step` of domain gpudiag with index 7."""
+    if columns is None:
+        return None
+    distinct = _distinct(columns["name"], names)
+    index = np.full(len(names), -1, np.int64)
+    ours = {}
+    for code, text in distinct.items():
+        number = _INDEX.match(text)
+        if number:
+            index[code] = int(number[1])
+        if text.startswith("gpudiag::"):
+            ours[code] = text.removeprefix("gpudiag::").partition("#")[0]
+    columns["index"] = index[columns["name"]]
+    columns["domain"] = np.where(np.isin(columns["name"], list(ours)), names["gpudiag"], names[""]).astype(np.int32)
+    columns["name"] = _renamed(columns["name"], names, ours)
+    return _table(Ranges, columns)
+
+
+def _api_calls(columns: _Columns | None, names: Codes) -> ApiCalls | None:
+    if columns is None:
+        return None
+    plain = {code: api_name(text) for code, text in _distinct(columns["name"], names).items()}
+    columns["name"] = _renamed(columns["name"], names, plain)
+    return _table(ApiCalls, columns)
+
+
+def _overheads(columns: _Columns | None, names: Codes) -> Overheads | None:
+    if columns is None:
+        return None
+    columns["is_queue_full"] = _by_name(columns["name"], names, _QUEUE_FULL)
+    return _table(Overheads, columns)
+
+
+def _python(columns: _Columns | None, cpu: CpuOps | None, ranges: Ranges | None) -> PyCalls | None:
+    """Frames without a thread (0/0 in some traces) are given to the thread with the most ranges and operators."""
+    if columns is None:
+        return None
+    nowhere = (columns["process"] == 0) & (columns["thread"] == 0)
+    if nowhere.any():
+        for table in (ranges, cpu):
+            if table is not None and len(table):
+                pairs, counts = np.unique(np.stack([table.process, table.thread]), axis=1, return_counts=True)
+                process, thread = pairs[:, counts.argmax()]
+                columns["process"] = np.where(nowhere, process, columns["process"])
+                columns["thread"] = np.where(nowhere, thread, columns["thread"])
+                break
+    return _table(PyCalls, columns)
+
+
+def _gpu_ops(tables: dict[str, _Columns], names: Codes, api: ApiCalls | None) -> GpuOps | None:
+    if not tables:
+        return None
+    kinds = np.concatenate([np.full(t["start"].size, _KINDS[name], np.int8) for name, t in tables.items()])
+    columns = {name: np.concatenate([t[name] for t in tables.values()]) for name in next(iter(tables.values()))}
+    # pid and tid of a GPU row are the device and the stream; args say it again since 2021, but not in every writer.
+    device = np.where(columns["device"] >= 0, columns["device"], columns["process"])
+    distinct = _distinct(columns["name"], names)
+    collectives = [code for code, text in distinct.items() if is_communication(text)]
+    kinds[np.isin(columns["name"], collectives) & (kinds == Kind.KERNEL)] = Kind.COMM
+    direction, source, target = (np.full(len(names), start, np.int8) for start in (-1, 0, 0))
+    for code in np.unique(columns["name"][kinds == Kind.MEMCPY]):
+        direction[code], source[code], target[code] = _copy(distinct[int(code)])
+    is_copy = kinds == Kind.MEMCPY
+    occupancy = columns["occupancy"] / 100
+    columns |= {
+        "device": np.clip(device, -(2**31), 2**31 - 1).astype(np.int32),
+        "stream": np.where(columns["stream"] >= 0, columns["stream"], columns["thread"]),
+        "kind": kinds,
+        "copy_kind": np.where(is_copy, direction[columns["name"]], np.int8(CopyKind.NONE)),
+        "src_mem": np.where(is_copy, source[columns["name"]], np.int8(MemKind.UNKNOWN)),
+        "dst_mem": np.where(is_copy, target[columns["name"]], np.int8(MemKind.UNKNOWN)),
+        "process": _launchers(columns["correlation"], api),
+        "threads": np.clip(columns["threads"], -1, 2**31 - 1).astype(np.int32),
+        "registers": np.clip(columns["registers"], -1, 2**31 - 1).astype(np.int32),
+        "local_bytes": np.full(kinds.size, -1, np.int64),
+        "occupancy": np.where((occupancy >= 0) & (occupancy <= 1), occupancy, np.nan).astype(np.float32),
+    }
+    return _table(GpuOps, columns)
+
+
+def _copy(name: str) -> tuple[CopyKind, MemKind, MemKind]:
+    """(direction, from, to) of `Memcpy HtoD (Pageable -> Device)`. Copies between managed memory and a device count as MANAGED
+    only where the name says nothing better; ROCm's `Host` may be pageable or pinned and stays unknown."""
+    found = _COPY.search(name)
+    if not found:
+        return CopyKind.UNKNOWN, MemKind.UNKNOWN, MemKind.UNKNOWN
+    direction = _DIRECTIONS.get(found[1] + found[2], CopyKind.UNKNOWN)
+    return direction, _MEMORIES.get(found[3], MemKind.UNKNOWN), _MEMORIES.get(found[4], MemKind.UNKNOWN)
+
+
+def _launchers(correlation: Int64, api: ApiCalls | None) -> Int64:
+    """The process of the call with the same correlation id; with one process in the file that process for every row."""
+    if api is None or not len(api):
+        return np.zeros(correlation.size, np.int64)
+    if (api.process == api.process[0]).all():
+        return np.full(correlation.size, api.process[0])
+    order = np.argsort(api.correlation, kind="stable")
+    known, process = api.correlation[order], api.process[order]
+    low = np.minimum(np.searchsorted(known, correlation), known.size - 1)
+    high = np.maximum(np.searchsorted(known, correlation, side="right") - 1, 0)
+    certain = (known[low] == correlation) & (process[low] == process[high])
+    return np.where(certain, process[low], 0)
