@@ -203,6 +203,31 @@ class LoaderBatches(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class StepLog(Table):
+    """Every step of the run, recorded window or not, from gpudiag's own records: start, end ns, index."""
+
+    start: Int64
+    end: Int64
+    index: Int64
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A place in the user's code that did something costly, from gpudiag's own records over the whole run.
+
+    kind: readback (reads a device value: .item(), .cpu(), print(tensor)) | checkpoint | log | compile. what: the call,
+    `Tensor.item`; where: the user's file:line; count, total_ns: over `steps` steps; detail: e.g. the recompilation reason.
+    """
+
+    kind: str
+    what: str
+    where: str
+    count: int
+    total_ns: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Samples(Table):
     """NVML at intervals, one row a device and moment. start == end == the moment, ns; nan not read.
 
@@ -270,6 +295,7 @@ class HostInfo:
     torch: str | None = None
     cuda: str | None = None
     debug_switches: tuple[str, ...] = ()
+    gpu_present: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -299,6 +325,7 @@ class Timeline:
     gpu_ops None: GPU activity was not recorded; empty: it was, and there was none.
     with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
     observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
+    optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records.
     """
 
     source: Source
@@ -311,6 +338,9 @@ class Timeline:
     overheads: Overheads | None = None
     loader: LoaderBatches | None = None
     loaders: tuple[LoaderInfo, ...] = ()
+    step_log: StepLog | None = None
+    sites: tuple[CallSite, ...] = ()
+    optimizer_params: tuple[int, int] | None = None
     samples: Samples | None = None
     devices: Mapping[int, DeviceInfo] = field(default_factory=dict)
     host: HostInfo = HostInfo()
