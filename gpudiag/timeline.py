@@ -283,6 +283,7 @@ class LoaderInfo:
     dataset_length: int | None
     in_memory: bool
     batches: int = 0
+    worker_threads: int = 1
 
 
 @dataclass(frozen=True)

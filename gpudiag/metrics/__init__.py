@@ -1,0 +1,34 @@
+"""All metrics of a scope. `measure` gives every name of the catalogue exactly once, as a value or as missing with the reason."""
+
+from __future__ import annotations
+
+from gpudiag.metrics import busy, communication, copies, kernel_work, launching, loading, machine, run
+from gpudiag.metrics.across import RunFacts
+from gpudiag.metrics.base import Metric, Missing
+from gpudiag.metrics.make import PROFILE, missing, value
+from gpudiag.metrics.spec import BY_NAME
+from gpudiag.scope import Scope
+
+ALL = (
+    run.measure,
+    busy.measure,
+    copies.measure,
+    kernel_work.measure,
+    launching.measure,
+    loading.measure,
+    machine.measure,
+)
+
+
+def measure(scope: Scope, facts: RunFacts) -> dict[str, Metric | Missing]:
+    """Every metric of the catalogue by name."""
+    values: dict[str, Metric | Missing] = {}
+    for part in ALL:
+        values.update((item.name, item) for item in part(scope))
+    values.update((item.name, item) for item in communication.measure(scope, facts))
+    values["devices"] = value("devices", facts.devices, "gpu_ops")
+    if facts.busy_spread is None:
+        values["busy_spread"] = missing("busy_spread", "one device was recorded", PROFILE)
+    else:
+        values["busy_spread"] = value("busy_spread", facts.busy_spread, "gpu_ops")
+    return {name: values[name] for name in BY_NAME}

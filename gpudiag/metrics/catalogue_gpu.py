@@ -41,7 +41,7 @@ BUSY = (
     ),
     M(
         "compute_capability",
-        "ratio",
+        "count",
         "major + minor / 10, as 8.0 or 9.0 (a version, not a share)",
         source="device properties or GPU table",
     ),

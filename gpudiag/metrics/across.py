@@ -1,0 +1,122 @@
+"""What only all ranks together can tell: who comes last at the collectives, how evenly the devices work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpudiag.scope import Scope
+from gpudiag.timeline import Kind
+
+MIN_COLLECTIVES = 5  # fewer common collectives say nothing of who is usually late
+LATE_MARGIN = 0.9  # a rank whose collective lasts under 90 % of the ranks' median arrived clearly later than most
+
+
+@dataclass(frozen=True)
+class RankWait:
+    """comm_ns: time in the common collectives; wait_ns: of it beyond the shortest rank's; last: collectives it came last to."""
+
+    comm_ns: int
+    wait_ns: int
+    last: int
+    short: int
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """devices: with work; busy_spread over them, None with one. stragglers: by rank, empty when it cannot be told.
+
+    late_ranks: ranks that were clearly late (short in the collective) in a third of the collectives or more, latest first.
+    latest_share: of the collectives, those to which the most frequent last rank came last.
+    """
+
+    devices: int
+    busy_spread: float | None
+    stragglers: dict[int, RankWait] = field(default_factory=dict)
+    late_ranks: tuple[int, ...] = ()
+    latest_rank: int | None = None
+    latest_share: float = 0.0
+    mean_wait_ns: float = 0.0
+    collectives: int = 0
+    why_no_stragglers: str = "one rank was given"
+
+
+def run_facts(scopes: Sequence[Scope]) -> RunFacts:
+    """Facts over all scopes of an analysis."""
+    on_gpu = [scope for scope in scopes if scope.ops is not None]
+    busy = [
+        1 - sum(ns for part, ns in s.parts.items() if part.startswith("idle.")) / max(1, s.account.total)
+        for s in on_gpu
+    ]
+    spread = max(busy) - min(busy) if len(busy) > 1 else None
+    ranks = {scope.rank: scope for scope in on_gpu}
+    if len(ranks) < 2 or len(ranks) != len(on_gpu):
+        why = "one rank was given" if len(ranks) < 2 else "several devices belong to one rank"
+        return RunFacts(len(on_gpu), spread, why_no_stragglers=why)
+    return _stragglers(ranks, len(on_gpu), spread)
+
+
+def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> RunFacts:
+    """The n-th collective of a kind is the same one on every rank. A collective ends for all at about the same time, so the
+    rank with the shortest duration arrived last, whatever the ranks' clocks say; how much longer the others took is their wait.
+    """
+    sequences = {rank: _collectives(scope) for rank, scope in ranks.items()}
+    length = {len(names) for names, _ in sequences.values()}
+    if len(length) != 1 or not min(length) or len({tuple(names) for names, _ in sequences.values()}) != 1:
+        common = _common_prefix([names for names, _ in sequences.values()])
+    else:
+        common = min(length)
+    if common < MIN_COLLECTIVES:
+        return RunFacts(devices, spread, why_no_stragglers="the ranks share too few collectives to compare")
+    order = sorted(ranks)
+    durations = np.stack([sequences[rank][1][:common] for rank in order])
+    shortest = durations.min(axis=0)
+    last = durations.argmin(axis=0)
+    short = durations < LATE_MARGIN * np.median(durations, axis=0)
+    waits = durations - shortest
+    found = {
+        rank: RankWait(int(durations[i].sum()), int(waits[i].sum()), int((last == i).sum()), int(short[i].sum()))
+        for i, rank in enumerate(order)
+    }
+    by_last = sorted(order, key=lambda rank: (-found[rank].short, -found[rank].last, rank))
+    late = tuple(rank for rank in by_last if found[rank].short >= common / 3)
+    latest = max(order, key=lambda rank: (found[rank].last, -rank))
+    others = [found[rank].wait_ns for rank in order if rank not in (late or (latest,))]
+    return RunFacts(
+        devices,
+        spread,
+        found,
+        late,
+        latest,
+        sum(found[rank].last for rank in (late or (latest,))) / common,
+        float(np.mean(others)) if others else 0.0,
+        common,
+        "",
+    )
+
+
+def _collectives(scope: Scope) -> tuple[list[str], np.ndarray]:
+    """Names (kind of collective) and durations of the collectives of a device in order of their start."""
+    assert scope.ops is not None
+    rows = np.flatnonzero(scope.ops.kind == Kind.COMM)
+    names = [_kind(scope.timeline.strings[code]) for code in scope.ops.name[rows]]
+    return names, scope.ops.end[rows] - scope.ops.start[rows]
+
+
+def _kind(name: str) -> str:
+    match = re.search(
+        r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|generic", name, re.I
+    )
+    return match.group(0).lower().replace("_", "") if match else name
+
+
+def _common_prefix(sequences: list[list[str]]) -> int:
+    count = 0
+    for together in zip(*sequences, strict=False):
+        if len(set(together)) > 1:
+            break
+        count += 1
+    return count

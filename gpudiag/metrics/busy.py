@@ -1,0 +1,90 @@
+"""Metrics of the account: how busy the device is, each part a step, long gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.account import DEVICE_PARTS, HOST_PARTS
+from gpudiag.metrics.make import BENCH, PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.scope import Scope
+from gpudiag.timeline import Kind
+from gpudiag.units import NS_PER_MS
+
+NO_GPU = "no GPU work was recorded"
+CPU_RUN = "a host account exists for runs without GPU work only"
+LOST = {"input_lost": "input", "checkpoint_log_lost": "checkpoint_log", "compile_lost": "compile", "gc_lost": "gc"}
+
+
+def measure(scope: Scope) -> Iterator[Value]:
+    on_gpu = scope.ops is not None
+    parts = scope.parts
+    for name, part in LOST.items():
+        yield value(name, scope.per_step(parts.get(f"{'idle' if on_gpu else 'host'}.{part}", 0)), "account")
+    for part in HOST_PARTS:
+        name = part.replace(".", "_")
+        if on_gpu:
+            yield missing(name, CPU_RUN, "nothing: the device account says more")
+        else:
+            yield value(name, scope.per_step(parts.get(part, 0)), "account")
+    for part in DEVICE_PARTS:
+        name = part.replace(".", "_")
+        if on_gpu:
+            yield value(name, scope.per_step(parts.get(part, 0)), "account")
+        else:
+            yield missing(name, NO_GPU, PROFILE)
+    if on_gpu:
+        yield from _device(scope)
+    else:
+        for name in (
+            "gpu_busy",
+            "gpu_idle",
+            "long_gap_time",
+            "long_gap_steps",
+            "compute_capability",
+            "queue_full_time",
+        ):
+            yield missing(name, NO_GPU, PROFILE)
+        for name in ("copy_exposed", "copy_exposed_link", "gpu_ops_total", "kernels_total"):
+            if scope.timeline.gpu_ops is not None and name.endswith("_total"):
+                yield value(name, 0, "gpu_ops")
+            else:
+                yield missing(name, NO_GPU, PROFILE)
+    yield missing("sm_active", "GPU performance counters were not sampled", PROFILE_NSYS)
+    yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
+
+
+def _device(scope: Scope) -> Iterator[Value]:
+    assert scope.layers is not None and scope.host is not None
+    parts, total = scope.parts, scope.account.total
+    idle = sum(ns for part, ns in parts.items() if part.startswith("idle."))
+    yield value("gpu_busy", 1 - idle / max(1, total), "account")
+    yield value("gpu_idle", scope.per_step(idle), "account")
+    copies = {part: ns for part, ns in parts.items() if part.startswith("copy_exposed.")}
+    yield value("copy_exposed", scope.per_step(sum(copies.values())), "account")
+    link = sum(copies.get(f"copy_exposed.{kind}", 0) for kind in ("h2d", "d2h", "other"))
+    yield value("copy_exposed_link", scope.per_step(link), "account")
+    ops = scope.window_ops
+    yield value("gpu_ops_total", len(ops), "gpu_ops")
+    yield value("kernels_total", int(np.isin(ops.kind, (Kind.KERNEL, Kind.COMM, Kind.GRAPH)).sum()), "gpu_ops")
+    floor = max(NS_PER_MS, 0.05 * scope.per_step(total))
+    gaps = scope.idle
+    long = (gaps.end - gaps.start) >= floor
+    yield value("long_gap_time", scope.per_step(float((gaps.end - gaps.start)[long].sum())), "account")
+    if len(scope.steps):
+        holders = np.unique(np.searchsorted(scope.steps.start, gaps.start[long], side="right"))
+        yield value("long_gap_steps", int(holders.size), "account")
+    else:
+        yield value("long_gap_steps", int(long.sum()), "account")
+    info = scope.timeline.devices.get(scope.device)
+    if info is not None and info.compute_capability is not None:
+        major, minor = info.compute_capability
+        yield value("compute_capability", major + minor / 10, "device properties")
+    else:
+        yield missing("compute_capability", "the recording does not describe the GPU", PROFILE)
+    if scope.timeline.overheads is None:
+        yield missing("queue_full_time", "the recorder's overhead rows were not recorded", PROFILE_NSYS)
+    else:
+        full = scope.host.queue_full.intersect(scope.window).total()
+        yield value("queue_full_time", scope.per_step(full), "overheads")

@@ -1,0 +1,62 @@
+"""Metrics of collectives, inside one rank and across ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.host import BACKWARD, OPTIMIZER, named
+from gpudiag.metrics.across import RunFacts
+from gpudiag.metrics.make import PROFILE, PROFILE_TORCH, Value, missing, value
+from gpudiag.scope import Scope
+from gpudiag.timeline import Kind
+
+REDUCTION = re.compile(r"all_?reduce|reduce_?scatter", re.I)
+DATA_PARALLEL = re.compile(
+    r"Broadcast(?!.*Dev)|DataParallel\.(?:replicate|scatter|gather)|aten::broadcast_coalesced|^Scatter|^Gather"
+)
+
+
+def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
+    if scope.ops is None or scope.layers is None:
+        for name in ("comm_time", "comm_overlap_share", "dataparallel_time", "grad_syncs_per_update"):
+            yield missing(name, "no GPU work was recorded", PROFILE)
+    else:
+        yield from _one_rank(scope)
+    yield missing("comm_median_bytes", "the recorder did not write the collectives' message sizes", PROFILE_TORCH)
+    mine = run.stragglers.get(scope.rank)
+    if mine is None or run.latest_rank is None:
+        reason = run.why_no_stragglers
+        for name in ("comm_wait_share", "straggler_share", "straggler_wait", "is_straggler"):
+            yield missing(name, reason, "record every rank and give them all: gpudiag analyze RANK0 RANK1 ...")
+        return
+    yield value("comm_wait_share", mine.wait_ns / max(1, mine.comm_ns), "all ranks together")
+    yield value("straggler_share", run.latest_share, "all ranks together")
+    yield value("straggler_wait", scope.per_step(run.mean_wait_ns), "all ranks together")
+    yield value("is_straggler", int(scope.rank in run.late_ranks), "all ranks together")
+
+
+def _one_rank(scope: Scope) -> Iterator[Value]:
+    assert scope.layers is not None
+    comm = scope.layers.comm.intersect(scope.window)
+    yield value("comm_time", scope.per_step(comm.total()), "gpu_ops")
+    if len(comm):
+        yield value("comm_overlap_share", comm.intersect(scope.layers.compute).total() / comm.total(), "gpu_ops")
+    else:
+        yield missing("comm_overlap_share", "no collective ran in the window", PROFILE)
+    parallel = named(scope.timeline.cpu_ops, scope.names, DATA_PARALLEL).union(
+        named(scope.timeline.ranges, scope.names, DATA_PARALLEL)
+    )
+    yield value("dataparallel_time", scope.per_step(parallel.intersect(scope.window).total()), "cpu_ops, ranges")
+    ops, calls = scope.window_ops, scope.timeline.api_calls
+    backward = named(scope.timeline.ranges, scope.names, BACKWARD).intersect(scope.window)
+    updates = named(scope.timeline.ranges, scope.names, OPTIMIZER).intersect(scope.window)
+    if calls is None or not len(backward) or not len(updates):
+        yield missing("grad_syncs_per_update", "no backward and optimizer ranges were recorded", PROFILE)
+        return
+    reductions = (ops.kind == Kind.COMM) & scope.names.rows(ops.name, REDUCTION) & (scope.window_calls >= 0)
+    launched = np.sort(calls.start[scope.window_calls[reductions]])
+    held = np.searchsorted(launched, backward.end) > np.searchsorted(launched, backward.start)
+    yield value("grad_syncs_per_update", int(held.sum()) / len(updates), "ranges, gpu_ops")

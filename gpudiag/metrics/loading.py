@@ -1,0 +1,161 @@
+"""Metrics of the data pipeline: the wait in the loader, and why it waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.host import INPUT, named
+from gpudiag.intervals import Int64, Intervals
+from gpudiag.metrics.make import PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.scope import Scope
+from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
+
+SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+NO_LOADER = "no DataLoader was recorded from inside"
+BATCH_NAMES = (
+    "loader_fetch_time", "loader_fetch_p95", "loader_dataset_time", "loader_collate_time", "loader_pin_time", "loader_cpu_share",
+    "loader_io_share", "loader_late_batch_wait", "loader_slow_share", "loader_sample_time", "num_workers_needed",
+    "loader_epochs", "worker_restart_time", "first_batch_wait",
+)  # fmt: skip
+
+
+def measure(scope: Scope) -> Iterator[Value]:
+    waiting = loader_waits(scope)
+    if waiting is None:
+        yield missing("loader_time", "no loader call was recorded", PROFILE)
+    else:
+        yield value("loader_time", scope.per_step(waiting.intersect(scope.window).total()), "ranges")
+    loader = main_loader(scope)
+    yield from _settings(scope, loader)
+    yield from _machine(scope, loader)
+    rows = _rows(scope, loader)
+    if rows is None or not len(rows):
+        for name in BATCH_NAMES:
+            yield missing(name, NO_LOADER, PROFILE)
+    else:
+        yield from _batches(scope, rows, loader)
+
+
+def loader_waits(scope: Scope) -> Intervals | None:
+    """Time of the process in the loader's next; None when nothing of the kind can be in the recording."""
+    timeline = scope.timeline
+    if timeline.ranges is None and timeline.cpu_ops is None and timeline.loader is None:
+        return None
+    waits = named(timeline.ranges, scope.names, INPUT).union(named(timeline.cpu_ops, scope.names, INPUT))
+    if timeline.loader is not None and len(timeline.loader):
+        waits = waits.union(Intervals.union_of(timeline.loader.start, timeline.loader.end))
+    return waits
+
+
+def main_loader(scope: Scope) -> LoaderInfo | None:
+    """The DataLoader that delivered most batches."""
+    return max(scope.timeline.loaders, key=lambda info: (info.batches, -info.loader), default=None)
+
+
+def _rows(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
+    batches = scope.timeline.loader
+    if batches is None or loader is None:
+        return batches
+    return batches.take(batches.loader == loader.loader)
+
+
+def _settings(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
+    if loader is not None:
+        yield value("num_workers", loader.num_workers, "loader records")
+        yield value("pin_memory", int(loader.pin_memory), "loader records")
+        yield value("persistent_workers", int(loader.persistent_workers), "loader records")
+        yield value("dataset_in_memory", int(loader.in_memory), "loader records")
+        return
+    single = any(SINGLE in text for text in scope.timeline.strings)
+    if single and not any(MULTI in text for text in scope.timeline.strings):
+        yield value("num_workers", 0, "name of the loader's iterator")
+    else:
+        yield missing("num_workers", NO_LOADER, PROFILE)
+    for name in ("pin_memory", "persistent_workers", "dataset_in_memory"):
+        yield missing(name, NO_LOADER, PROFILE)
+
+
+def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
+    host = scope.timeline.host
+    for name, number in (("usable_cpus", host.usable_cpus), ("machine_cpus", host.machine_cpus)):
+        if number is None:
+            yield missing(name, "the recording does not describe the machine", PROFILE)
+        else:
+            yield value(name, number, "environment record")
+    if loader is None or host.torch_threads is None:
+        yield missing("cpu_demand", NO_LOADER, PROFILE)
+    else:
+        # A worker of torch's DataLoader runs with one intra-op thread (torch.set_num_threads(1) in _worker_loop).
+        threads = loader.num_workers * max(1, loader.worker_threads) + host.torch_threads
+        yield value("cpu_demand", threads, "loader records")
+    yield missing("cpu_wait_time", "the scheduler's events were not recorded", PROFILE_NSYS)
+
+
+def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
+    fetched = (rows.fetch_end >= 0) & (rows.fetch_start >= 0)
+    if fetched.sum() >= 3:
+        yield from _fetches(scope, rows.take(fetched), loader)
+    else:
+        for name in BATCH_NAMES[:11]:
+            yield missing(name, "fewer than three fetched batches were recorded", PROFILE)
+    epochs = np.unique(rows.epoch[scope.window.contains(rows.start)])
+    yield value("loader_epochs", int(epochs.size), "loader records")
+    wait = rows.end - rows.start
+    typical = float(np.median(wait))
+    first = (rows.batch == 0) & (rows.epoch > rows.epoch.min())
+    lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
+    beyond = np.maximum(0, lost.covered_in(rows.start, rows.end)[first] - typical)
+    yield value("worker_restart_time", scope.per_step(float(beyond.sum())), "loader records, account")
+    yield value("first_batch_wait", float(wait[np.argmin(rows.start)]), "loader records")
+
+
+def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
+    length: Int64 = rows.fetch_end - rows.fetch_start
+    total = max(1.0, float(length.sum()))
+    median = float(np.median(length))
+    yield value("loader_fetch_time", median, "loader records")
+    yield value("loader_fetch_p95", float(np.quantile(length, 0.95, method="higher")), "loader records")
+    for name, column in (
+        ("loader_dataset_time", rows.dataset_ns),
+        ("loader_collate_time", rows.collate_ns),
+        ("loader_pin_time", rows.pin_ns),
+    ):
+        known: Bool = column >= 0
+        if known.any():
+            yield value(name, float(np.median(column[known])), "loader records")
+        else:
+            yield missing(name, "the loader's records lack it", PROFILE)
+    for name, column in (("loader_cpu_share", rows.cpu_ns), ("loader_io_share", rows.io_ns)):
+        known = column >= 0
+        if known.any():
+            yield value(
+                name, min(1.0, float(column[known].sum()) / max(1.0, float(length[known].sum()))), "loader records"
+            )
+        else:
+            yield missing(name, "the worker's CPU and I/O time were not recorded", PROFILE)
+    lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
+    late = length > 2 * median
+    yield value(
+        "loader_late_batch_wait",
+        scope.per_step(float(lost.covered_in(rows.start, rows.end)[late].sum())),
+        "loader records, account",
+    )
+    if length.size >= 100:
+        slowest = np.sort(length)[-max(1, length.size // 100) :]
+        yield value("loader_slow_share", float(slowest.sum()) / total, "loader records")
+    else:
+        yield missing("loader_slow_share", "fewer than 100 batches were fetched", "gpudiag profile --steps 200 SCRIPT")
+    if loader is not None and loader.batch_size and (rows.dataset_ns >= 0).any():
+        sample = float(np.median(rows.dataset_ns[rows.dataset_ns >= 0])) / loader.batch_size
+        yield value("loader_sample_time", sample, "loader records")
+    else:
+        yield missing("loader_sample_time", "the batch size or the dataset's time is not known", PROFILE)
+    input_lost = scope.per_step(lost.total())
+    rest = scope.per_step(scope.account.total) - input_lost
+    if rest > 0:
+        yield value("num_workers_needed", max(1, math.ceil(median / rest)), "loader records, account")
+    else:
+        yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)

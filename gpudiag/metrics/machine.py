@@ -1,0 +1,69 @@
+"""Metrics of the GPU's memory, power and clocks, from NVML samples taken while it was busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.metrics.make import PROFILE, Value, missing, value
+from gpudiag.scope import Scope
+from gpudiag.timeline import Samples
+
+# NVML clocks event reasons (nvml.h, nvmlClocksEventReason*).
+APPLICATIONS_CLOCKS, SW_POWER_CAP = 0x2, 0x4
+SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80  # HW slowdown, SW thermal, HW thermal, HW power brake
+BUSY_PERCENT = 1.0
+NAMES = (
+    "memory_peak_share", "power_cap_share", "thermal_share", "clocks_locked_share", "sm_clock_share", "power_draw",
+    "power_limit", "temperature", "sm_clock", "memory_growth",
+)  # fmt: skip
+
+
+def measure(scope: Scope) -> Iterator[Value]:
+    reason = "NVML was not sampled" if scope.timeline.samples is None else "NVML gave no sample of a busy GPU"
+    yield missing("foreign_processes", "the processes on the GPU were not sampled", PROFILE)
+    for name in ("memory_fragmented_share", "alloc_retries"):
+        yield missing(name, "the torch allocator's counters were not recorded", PROFILE)
+    samples = _busy(scope)
+    if samples is None or not len(samples):
+        for name in NAMES:
+            yield missing(name, reason, PROFILE)
+        return
+    known = (samples.memory_used >= 0) & (samples.memory_total > 0)
+    if known.any():
+        share = samples.memory_used[known] / samples.memory_total[known]
+        yield value("memory_peak_share", float(share.max()), "nvml")
+        yield value("memory_growth", float(share[-1] - share[0]), "nvml")
+    else:
+        yield missing("memory_peak_share", "NVML did not give the memory in use", PROFILE)
+        yield missing("memory_growth", "NVML did not give the memory in use", PROFILE)
+    reasons = samples.reasons[samples.reasons >= 0]
+    for name, bits in (
+        ("power_cap_share", SW_POWER_CAP),
+        ("thermal_share", SLOWDOWNS),
+        ("clocks_locked_share", APPLICATIONS_CLOCKS),
+    ):
+        if reasons.size:
+            yield value(name, float(np.mean((reasons & bits) != 0)), "nvml")
+        else:
+            yield missing(name, "NVML did not give the clocks event reasons", PROFILE)
+    ratio = samples.sm_clock_mhz / samples.sm_clock_max_mhz
+    for name, column, how in (
+        ("sm_clock_share", ratio, np.nanmedian),
+        ("sm_clock", samples.sm_clock_mhz, np.nanmedian),
+        ("power_draw", samples.power_w, np.nanmedian),
+        ("power_limit", samples.power_limit_w, np.nanmedian),
+        ("temperature", samples.temperature_c, np.nanmax),
+    ):
+        if np.isfinite(column).any():
+            yield value(name, float(how(column)), "nvml")
+        else:
+            yield missing(name, "NVML did not give it", PROFILE)
+
+
+def _busy(scope: Scope) -> Samples | None:
+    samples = scope.timeline.samples
+    if samples is None:
+        return None
+    return samples.take((samples.device == scope.device) & (samples.gpu_util >= BUSY_PERCENT))

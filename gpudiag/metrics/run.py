@@ -1,0 +1,149 @@
+"""Metrics of the run: its steps, what the recording lost, how it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.host import LAUNCH
+from gpudiag.intervals import Int64, Intervals
+from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.scope import Scope
+from gpudiag.timeline import Kind
+
+STALL_FACTOR = 1.5  # a step this much over the median is slow; nsys-ai's iteration variance threshold
+MIN_CYCLES = 3  # RULES.md O5
+NO_STEPS = "no steps are known in this recording"
+
+
+def measure(scope: Scope) -> Iterator[Value]:
+    yield from _steps(scope)
+    yield from _evidence(scope)
+    yield from _recorder(scope)
+
+
+def step_lengths(scope: Scope) -> Int64:
+    """Length of each steady step without evaluation, ns. Shape (steps,)."""
+    return scope.window.covered_in(scope.steps.start, scope.steps.end)
+
+
+def run_lengths(scope: Scope) -> Int64:
+    """Lengths of all steps of the run after warm-up, from gpudiag's own step records where there are some, ns."""
+    log = scope.timeline.step_log
+    if log is not None and len(log) > len(scope.steps):
+        return np.asarray(log.end - log.start, np.int64)[min(len(log) // 10, 10) :]
+    return step_lengths(scope)
+
+
+def periodic_stalls(lengths: Int64) -> tuple[int, float]:
+    """(period in steps, mean excess over the median a step) of slow steps that recur at one distance; (0, 0.0) if none do.
+
+    Slow: over STALL_FACTOR times the median. The distances between slow runs must agree (three quarters within one step of
+    their median) over at least MIN_CYCLES cycles. A period of 1 is no stall but a slow run.
+    """
+    if lengths.size < 2 * MIN_CYCLES:
+        return 0, 0.0
+    median = float(np.median(lengths))
+    slow = np.flatnonzero(lengths > STALL_FACTOR * median)
+    if slow.size < MIN_CYCLES:
+        return 0, 0.0
+    first = slow[np.append(True, np.diff(slow) > 1)]  # a run of slow steps is one stall
+    distance = np.diff(first)
+    if distance.size < MIN_CYCLES - 1:
+        return 0, 0.0
+    period = int(np.median(distance))
+    if period < 2 or np.mean(np.abs(distance - period) <= 1) < 0.75:
+        return 0, 0.0
+    return period, float((lengths[slow] - median).sum() / lengths.size)
+
+
+def _steps(scope: Scope) -> Iterator[Value]:
+    total = scope.account.total
+    yield value("step_time", scope.per_step(total), "account")
+    yield value("steps", len(scope.steps), scope.steps.source)
+    if not len(scope.steps):
+        for name in ("step_median", "step_p99", "warm_up_left_ratio", "periodic_stall_time", "periodic_stall_period"):
+            yield missing(name, NO_STEPS, PROFILE_LONGER)
+        return
+    lengths = run_lengths(scope)
+    median = float(np.median(lengths))
+    yield value("step_median", median, "steps")
+    yield value("step_p99", float(np.quantile(lengths, 0.99, method="higher")), "steps")
+    recorded = step_lengths(scope)
+    yield value("warm_up_left_ratio", float(recorded[:3].max() / max(1.0, float(np.median(recorded)))), "steps")
+    period, excess = periodic_stalls(lengths)
+    yield value("periodic_stall_time", excess, "steps")
+    yield value("periodic_stall_period", period, "steps")
+
+
+def launch_coverage(scope: Scope) -> tuple[int, int, int]:
+    """(launch calls, launch calls without any GPU work, kernels without a launch call) over the whole recording of the device.
+
+    A launch call nested in another (a runtime call and the driver call it makes) counts once.
+    """
+    timeline = scope.timeline
+    if timeline.api_calls is None or scope.launches is None or scope.ops is None or scope.host is None:
+        return 0, 0, 0
+    calls = timeline.api_calls
+    is_launch = scope.names.rows(calls.name, LAUNCH)
+    if scope.host.threads:
+        key = (calls.process << 32) | (calls.thread & 0xFFFFFFFF)
+        is_launch &= np.isin(key, np.array([(p << 32) | t for p, t in scope.host.threads], np.int64))
+    joined = np.zeros(len(calls), bool)
+    joined[scope.launches.call_of[scope.launches.call_of >= 0]] = True
+    without = np.flatnonzero(is_launch & ~joined)
+    done = np.flatnonzero(is_launch & joined)
+    if without.size and done.size:
+        covered = Intervals.union_of(calls.start[done], calls.end[done])
+        inside = covered.covered_in(calls.start[without], calls.end[without]) > 0
+        without = without[~inside]
+    kernels = np.isin(scope.ops.kind, (Kind.KERNEL, Kind.COMM, Kind.GRAPH))
+    orphans = int((kernels & (scope.launches.call_of < 0)).sum())
+    return int(done.size + without.size), int(without.size), orphans
+
+
+def _evidence(scope: Scope) -> Iterator[Value]:
+    timeline = scope.timeline
+    launches, without, orphans = launch_coverage(scope)
+    if scope.ops is None or not launches:
+        reason = "launch calls and GPU work were not both recorded"
+        yield missing("launches_missing_share", reason, PROFILE)
+        yield missing("kernels_without_launch_share", reason, PROFILE)
+    else:
+        yield value("launches_missing_share", without / launches, "api_calls, gpu_ops")
+        kernels = int(np.isin(scope.ops.kind, (Kind.KERNEL, Kind.COMM, Kind.GRAPH)).sum())
+        yield value("kernels_without_launch_share", orphans / max(1, kernels), "api_calls, gpu_ops")
+    yield value("rows_dropped", sum(repair.count for repair in timeline.repairs), "reader")
+    diagnostics = " ".join(timeline.diagnostics)
+    yield value("counters_denied", int("ERR_NVGPUCTRPERM" in diagnostics), "recorder's diagnostics")
+
+
+def _recorder(scope: Scope) -> Iterator[Value]:
+    timeline, host = scope.timeline, scope.timeline.host
+    if timeline.observer_slowdown is None:
+        yield missing("observer_slowdown", "no step was timed without recording", PROFILE)
+    else:
+        yield value("observer_slowdown", timeline.observer_slowdown, "gpudiag's step records")
+    yield value("recorded_with_stacks", int(timeline.with_stack), "recorder")
+    if host.gpu_present is None:
+        yield missing("gpu_present", "the recording does not describe the machine", PROFILE)
+    else:
+        yield value("gpu_present", int(host.gpu_present), "environment record")
+    if host.torch is None:
+        yield missing("torch_cuda_build", "the recording does not say which torch ran", PROFILE)
+        yield missing("debug_switches", "the recording does not describe the environment", PROFILE)
+    else:
+        yield value("torch_cuda_build", int(bool(host.cuda)), "environment record")
+        yield value("debug_switches", len(host.debug_switches), "environment record")
+    strings = timeline.strings
+    if scope.ops is not None:
+        used = np.unique(scope.ops.name)
+        compiled = any("triton" in strings[code] for code in used)
+        yield value("torch_compiled", int(compiled), "kernel names")
+    elif timeline.cpu_ops is not None:
+        used = np.unique(timeline.cpu_ops.name)
+        compiled = any("CompiledFunction" in strings[code] or "CompiledFxGraph" in strings[code] for code in used)
+        yield value("torch_compiled", int(compiled), "operators")
+    else:
+        yield missing("torch_compiled", "neither kernels nor operators were recorded", PROFILE_LONGER)

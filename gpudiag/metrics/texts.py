@@ -1,0 +1,65 @@
+"""The recorded names that a rule's texts can quote: a kernel, an operator, a place in the user's code."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gpudiag.host import SYNC
+from gpudiag.kernels import short_name
+from gpudiag.metrics.across import RunFacts
+from gpudiag.metrics.kernel_work import KernelTable, slow_cpu_ops
+from gpudiag.metrics.launching import implicit_sync_rows
+from gpudiag.metrics.loading import main_loader
+from gpudiag.scope import Scope
+
+
+def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
+    """The texts that this recording has; a name that is absent was not recorded."""
+    texts: dict[str, str] = {}
+    loader = main_loader(scope)
+    if loader is not None:
+        texts["loader_where"], texts["dataset_name"] = loader.where, loader.dataset
+    for kind, key in (("readback", "readback_where"), ("readback", "sync_where"), ("readback", "implicit_sync_where")):
+        site = _worst_site(scope, (kind,))
+        if site:
+            texts[key] = site
+    site = _worst_site(scope, ("checkpoint", "log"))
+    if site:
+        texts["checkpoint_log_where"] = site
+    if scope.timeline.host.debug_switches:
+        texts["debug_switch_names"] = ", ".join(scope.timeline.host.debug_switches)
+    info = scope.timeline.devices.get(scope.device)
+    if info is not None and info.name:
+        texts["gpu_name"] = info.name
+    if run.latest_rank is not None:
+        texts["straggler_rank"] = ", ".join(map(str, run.late_ranks or (run.latest_rank,)))
+    strings = scope.timeline.strings
+    if scope.ops is not None:
+        table = KernelTable.of(scope)
+        if len(table.ops):
+            texts["hot_kernel_name"] = short_name(table.names[int(table.time_of.argmax())])
+        calls = scope.timeline.api_calls
+        if calls is not None:
+            rows = np.flatnonzero(scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start))
+            if rows.size:
+                names, inverse = np.unique(calls.name[rows], return_inverse=True)
+                spent = np.bincount(inverse, weights=calls.end[rows] - calls.start[rows])
+                texts["sync_api"] = strings[names[int(spent.argmax())]]
+    ops = scope.timeline.cpu_ops
+    if ops is not None:
+        rows = implicit_sync_rows(scope) if scope.ops is not None else np.empty(0, np.int64)
+        if rows.size:
+            names, inverse = np.unique(ops.name[rows], return_inverse=True)
+            spent = np.bincount(inverse, weights=ops.end[rows] - ops.start[rows])
+            texts["implicit_sync_op"] = strings[names[int(spent.argmax())]]
+        _, slow = slow_cpu_ops(scope)
+        if slow.size:
+            texts["cpu_op_name"] = strings[ops.name[slow[int((ops.end - ops.start)[slow].argmax())]]]
+    return texts
+
+
+def _worst_site(scope: Scope, kinds: tuple[str, ...]) -> str:
+    sites = [site for site in scope.timeline.sites if site.kind in kinds and re.search(r":\d+$", site.where)]
+    return max(sites, key=lambda site: (site.total_ns, site.where), default=None).where if sites else ""  # type: ignore[union-attr]

@@ -1,0 +1,131 @@
+"""One rank and one device over its window, with everything that the metrics need, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
+from gpudiag.diagnosis import DeviceFigures
+from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
+from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launches, named
+from gpudiag.intervals import Int64, Intervals
+from gpudiag.steps import MIN_STEPS, find_steps
+from gpudiag.timeline import GpuOps, Steps, Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """device -1: the host of a run without GPU work; then ops, layers, host, launches and figures are None.
+
+    all_steps: warm-up included. window: the steady steps without evaluation, else the span. ops: all operations of the
+    device; launches: their join to timeline.api_calls.
+    """
+
+    timeline: Timeline
+    names: Names
+    device: int
+    all_steps: Steps
+    window: Intervals
+    account: Account
+    ops: GpuOps | None = None
+    launches: Launches | None = None
+    layers: Layers | None = None
+    host: HostWork | None = None
+    figures: DeviceFigures | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.timeline.rank
+
+    @property
+    def steps(self) -> Steps:
+        """The steady steps; empty when the account is over the span."""
+        return self.account.steps
+
+    @property
+    def count(self) -> int:
+        """What a total is divided by to be 'a step': the steady steps, or 1 for the span."""
+        return max(1, len(self.steps))
+
+    def per_step(self, total: float) -> float:
+        return total / self.count
+
+    @cached_property
+    def parts(self) -> dict[str, int]:
+        return self.account.parts
+
+    @cached_property
+    def in_window(self) -> npt.NDArray[np.bool_]:
+        """Which operations start inside the window. Shape (ops,)."""
+        assert self.ops is not None
+        return self.window.contains(self.ops.start)
+
+    @cached_property
+    def window_ops(self) -> GpuOps:
+        assert self.ops is not None
+        return self.ops if self.in_window.all() else self.ops.take(self.in_window)
+
+    @cached_property
+    def window_calls(self) -> Int64:
+        """For each of window_ops its row in timeline.api_calls, -1 none."""
+        assert self.launches is not None
+        return self.launches.call_of[self.in_window]
+
+    @cached_property
+    def idle(self) -> Intervals:
+        """Idle time of the device in the window."""
+        assert self.layers is not None
+        return self.window.subtract(self.layers.busy)
+
+
+def scopes_of(timeline: Timeline) -> Iterator[Scope]:
+    """The scopes of one timeline: one a device that did anything, else one for the host if steps or operators are known."""
+    names = Names(timeline.strings)
+    ops = timeline.gpu_ops
+    if ops is None or not len(ops):
+        scope = _host_scope(timeline, names)
+        if scope is not None:
+            yield scope
+        return
+    for device, mine in split_by_device(ops).items():
+        launches = join_launches(mine, timeline.api_calls) if timeline.api_calls is not None else None
+        layers = device_layers(mine)
+        processes = np.unique(mine.process[mine.process > 0])
+        steps = find_steps(timeline, mine, int(processes[0]) if processes.size == 1 else None)
+        steady = steps.steady()
+        if len(steady) >= MIN_STEPS:
+            window = _window(timeline, names, steady)
+        else:
+            steady, window = Steps.none(), Intervals.single(int(mine.start.min()), int(mine.end.max()))
+        host = host_work(timeline, mine, launches, names)
+        account = device_account(timeline.rank, device, window, layers, host, steady)
+        figures = device_figures(timeline, device, mine, layers)
+        yield Scope(timeline, names, device, steps, window, account, mine, launches, layers, host, figures)
+
+
+def _window(timeline: Timeline, names: Names, steady: Steps) -> Intervals:
+    """From the first steady step to the end of the last, without evaluation."""
+    window = Intervals.union_of(steady.start, steady.end)
+    without = window.subtract(named(timeline.ranges, names, EVAL))
+    return without if len(without) else window
+
+
+def _host_scope(timeline: Timeline, names: Names) -> Scope | None:
+    """The run without GPU work: its steps, or the stretch in which operators or ranges were recorded."""
+    steps = find_steps(timeline, None)
+    steady = steps.steady()
+    if len(steady) >= MIN_STEPS:
+        window = _window(timeline, names, steady)
+    else:
+        steady = Steps.none()
+        tables = [t for t in (timeline.cpu_ops, timeline.ranges) if t is not None and len(t)]
+        if not tables:
+            return None
+        window = Intervals.single(min(int(t.start.min()) for t in tables), max(int(t.end.max()) for t in tables))
+    account = host_account(timeline, names, window, steady, None)
+    return Scope(timeline, names, HOST_DEVICE, steps, window, account)
