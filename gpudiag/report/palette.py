@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudiag.report.text import PART_LABELS, part_label
+from gpudiag.report.facts import PART_LABELS, part_label
 
 # Parts whose colour is so light that dark text reads better on it (contrast at least 4.5 to 1).
 _LIGHT = frozenset(

@@ -1,0 +1,266 @@
+"""The HTML report: one file that opens from disk, loads nothing, and is read from top to bottom or by keyboard."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gpudiag.diagnosis import STEP_ORDER, AccountInfo, Diagnosis, Finding, Severity
+from gpudiag.report import facts
+from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, run_tables
+from gpudiag.report.palette import ALL_STYLES, part_style
+from gpudiag.report.picture import Picture, pictures, script_data
+from gpudiag.report.step_chart import step_chart
+from gpudiag.report.text import apportion, clean, clean_code
+from gpudiag.units import format_ns, format_percent
+
+TEMPLATES = Path(__file__).parent / "templates"
+MAX_ACCOUNTS = 16
+MAX_CHARTS = 8
+STATUS = {"bottleneck": "Bottleneck", "healthy": "Healthy", "cannot_judge": "Cannot judge"}
+GLYPHS = {"bottleneck": "▲", "healthy": "✓", "cannot_judge": "?"}
+SEVERITY_GLYPHS: dict[Severity, str] = {"critical": "▲", "warning": "◆", "info": "●"}
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """The whole document. Every text of the recording is escaped, and what would turn or hide text is spelled out."""
+    shown = pictures(diagnosis)
+    script = _source("timeline.js") + _source("report.js")
+    status = STATUS[diagnosis.verdict.status]
+    if diagnosis.verdict.status == "bottleneck" and diagnosis.verdict.bound_by != "none":
+        status += f": {diagnosis.verdict.bound_by}"
+    kernels, more_kernels = kernel_rows(diagnosis)
+    findings = [_finding(diagnosis, number, finding, shown) for number, finding in enumerate(diagnosis.findings, 1)]
+    path = _path(diagnosis, findings)
+    page = _environment().get_template("report.html")
+    text = page.render(
+        d=diagnosis,
+        status=status,
+        glyph=GLYPHS[diagnosis.verdict.status],
+        css=Markup(_environment().get_template("report.css").render(parts=ALL_STYLES)),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=script_data(diagnosis, shown),
+        figures=_figures(diagnosis),
+        accounts=_accounts(diagnosis),
+        more_accounts=max(0, len(diagnosis.accounts) - MAX_ACCOUNTS),
+        path=path[:4],
+        path_all=[step for step in path if step["id"] != "environment" or step["findings"]],
+        views=shown,
+        step_charts=[
+            step_chart(account, account_title(diagnosis, account))
+            for account in diagnosis.accounts[:MAX_CHARTS]
+            if len(account.per_step) > 1
+        ],
+        findings_lead=_findings_lead(diagnosis),
+        kernels=kernels,
+        kernels_lead=more_kernels,
+        many_devices=len({(row.rank, row.device) for row in diagnosis.kernels}) > 1,
+        not_judged=[
+            {
+                "missing": clean(missing, 600) or "not recorded",
+                "record_with": clean(record_with, 600),
+                "rules": [clean(rule, 80) for rule in rules],
+                "count": "1 rule" if len(rules) == 1 else f"{len(rules)} rules",
+            }
+            for rules, missing, record_with in facts.grouped(diagnosis.not_judged)
+        ],
+        tables=run_tables(diagnosis),
+        metrics=metric_rows(diagnosis),
+        environment=environment_rows(diagnosis),
+    )
+    # Lone surrogates (bytes that were no UTF-8) cannot be written to a file.
+    return text.encode("utf-8", "replace").decode()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["clean"] = clean
+    return environment
+
+
+@cache
+def _source(name: str) -> str:
+    return (TEMPLATES / name).read_text("utf-8")
+
+
+def account_title(diagnosis: Diagnosis, account: AccountInfo) -> str:
+    many = len({a.rank for a in diagnosis.accounts}) > 1
+    label = facts.device_label(account.rank, account.device, many)
+    label = label[0].upper() + label[1:]
+    name = next((d.name for d in diagnosis.devices if (d.rank, d.device) == (account.rank, account.device)), "")
+    return f"{label}, {clean(name, 60)}" if name else label
+
+
+def _figures(diagnosis: Diagnosis) -> list[dict[str, str]]:
+    """The few numbers that a reader wants before anything else."""
+    found = []
+    steps = diagnosis.steps
+    if steps.median_ns is not None:
+        kind = "steady step" if steps.count == 1 else "steady steps"
+        found.append({"label": "Median step", "value": format_ns(steps.median_ns), "note": f"of {steps.count} {kind}"})
+        if steps.p99_ns is not None and steps.count > 1:
+            found.append({"label": "Step, 99th percentile", "value": format_ns(steps.p99_ns), "note": ""})
+    gpus = [account for account in diagnosis.accounts if account.device >= 0]
+    total = sum(account.total_ns for account in gpus)
+    if total:
+        parts = facts.summed(gpus)
+        idle = sum(ns for name, ns in parts.items() if name.startswith("idle."))
+        found.append({"label": "GPU computes", "value": format_percent(parts.get("compute", 0) / total), "note": ""})
+        found.append({"label": "GPU idle", "value": format_percent(idle / total), "note": ""})
+    if diagnosis.findings and diagnosis.findings[0].bound_ns:
+        first = diagnosis.findings[0]
+        found.append(
+            {"label": "Largest finding, at most", "value": format_ns(first.bound_ns), "note": _per(diagnosis, first)}
+        )
+    return found
+
+
+def _per(diagnosis: Diagnosis, finding: Finding) -> str:
+    """What a finding's time is per: a step, or the span of the devices that it holds for."""
+    scopes = {
+        account.scope
+        for account in diagnosis.accounts
+        if not finding.devices or (account.rank, account.device) in finding.devices
+    }
+    return "a step" if "steps" in scopes else "of the recording"
+
+
+def _accounts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    shown = [
+        _account(
+            account_title(diagnosis, account),
+            f"over {account.steps} steady steps, {format_ns(account.total_ns)}"
+            if account.scope == "steps"
+            else f"over the whole recording, {format_ns(account.total_ns)}",
+            account.parts,
+            compact=len(diagnosis.accounts) > 1,
+        )
+        for account in diagnosis.accounts[:MAX_ACCOUNTS]
+        if account.total_ns
+    ]
+    if len(diagnosis.accounts) > 1:
+        about = f"{len(diagnosis.accounts)} added up"
+        everything = facts.summed(diagnosis.accounts)
+        if sum(everything.values()):
+            shown.insert(0, _account("All devices", about, everything, compact=False))
+    return shown
+
+
+def _account(title: str, about: str, parts: dict[str, int], compact: bool) -> dict[str, Any]:
+    ordered = facts.ordered_parts(parts)
+    total = sum(ns for _, ns in ordered)
+    # Tenths of a percent by largest remainder, so that the printed ones sum to 100.
+    tenths = apportion([ns for _, ns in ordered], 1000)
+    rows = []
+    for (name, ns), share in zip(ordered, tenths, strict=True):
+        style = part_style(name)
+        rows.append(
+            {
+                "label": style.label,
+                "css": style.css,
+                "idle": style.idle,
+                "ns": ns,
+                "share": ns / total,
+                "percent": f"{share / 10:.1f} %" if share else "<0.1 %",
+                "time": format_ns(ns),
+            }
+        )
+    return {"title": title, "about": about, "parts": rows, "compact": compact}
+
+
+def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps of the method with what was found in each. state: critical | warning | info | clear | blind."""
+    path = []
+    for number, step in enumerate(STEP_ORDER, 1):
+        mine = [finding for finding in findings if finding["step"] == step]
+        standing = [finding for finding in mine if not finding["caused_by"]] or mine
+        if standing:
+            state = min((f["severity"] for f in standing), key=("critical", "warning", "info").index)
+            glyph = SEVERITY_GLYPHS[state]
+        else:
+            clear = facts.clear_count(diagnosis, step) > 0
+            state, glyph = ("clear", "✓") if clear else ("blind", "?" if facts.not_judged_of(diagnosis, step) else "–")
+        says = facts.step_status(diagnosis, step)
+        if mine and not facts.findings_of(diagnosis, step):
+            says = f"{len(mine)} explained by an earlier step"
+        path.append(
+            {
+                "id": step,
+                "number": number if number <= 4 else "+",
+                "title": facts.STEP_TITLES[step],
+                "state": state,
+                "glyph": glyph,
+                "says": clean(says, 160),
+                "findings": mine,
+            }
+        )
+    return path
+
+
+def _findings_lead(diagnosis: Diagnosis) -> str:
+    clear = sum(outcome == "clear" for outcome in diagnosis.rules.values())
+    judged = f" {clear} rules were judged and found nothing." if clear else ""
+    if not diagnosis.findings:
+        return f"No rule fired.{judged}"
+    return (
+        "“At most” is the time that would be won if this cost were gone entirely; “expected” replays the step without it. "
+        f"Mend earlier steps first: they often explain what shows up later.{judged}"
+    )
+
+
+def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Picture]) -> dict[str, Any]:
+    causes = {f.rule: n for n, f in reversed(list(enumerate(diagnosis.findings, 1)))}
+    many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
+    devices = [facts.device_label(rank, device, many_ranks) for rank, device in finding.devices]
+    evidence = []
+    for item in finding.evidence:
+        place = next((found for picture in shown if (found := picture.place(finding, item))), None)
+        view, start, end = place or (None, 0, 0)
+        evidence.append(
+            {"label": clean(item.label, 300), "value": clean(item.value, 600), "view": view, "start": start, "end": end}
+        )
+    return {
+        "number": number,
+        "step": finding.step,
+        "severity": finding.severity,
+        "glyph": SEVERITY_GLYPHS[finding.severity],
+        "rule": clean(finding.rule, 80),
+        "title": clean(finding.title, 300),
+        "summary": clean(finding.summary, 2000),
+        "where": clean(finding.where, 200),
+        "caused_by": clean(finding.caused_by, 80),
+        "cause": causes.get(finding.caused_by),
+        "bound": format_ns(finding.bound_ns) if finding.bound_ns else "",
+        "per": _per(diagnosis, finding),
+        "share": format_percent(finding.share),
+        "width": round(100 * min(max(finding.share, 0.0), 1.0), 1),
+        "estimate": format_ns(finding.estimate_ns) if finding.estimate_ns is not None else "",
+        "estimate_reason": clean(finding.estimate_reason, 300) if finding.bound_ns else "",
+        "evidence": evidence,
+        "fixes": [
+            {
+                "change": clean(fix.change, 600),
+                "only_if": clean(fix.only_if, 600),
+                "proof": clean(fix.proof, 600),
+                "code": "\n".join(clean_code(fix.code)) if fix.code else "",
+            }
+            for fix in finding.fixes
+        ],
+        "why": clean(finding.why, 3000),
+        "basis": clean(finding.basis, 2000),
+        "wrong_when": clean(finding.wrong_when, 2000),
+        "references": [
+            {"text": clean(text, 400), "link": text.startswith(("https://", "http://"))} for text in finding.references
+        ],
+        "devices": ", ".join(devices[:16]) + (f" and {len(devices) - 16} more" if len(devices) > 16 else ""),
+    }

@@ -1,0 +1,162 @@
+"""The tables of the HTML report as plain rows of text: kernels, devices, ranks, loaders, metrics, environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpudiag.diagnosis import Diagnosis, MetricValue
+from gpudiag.report.facts import device_label
+from gpudiag.report.text import clean, short_kernel
+from gpudiag.units import format_bytes, format_ns, format_percent, format_rate
+
+MAX_KERNELS = 40
+MAX_ROWS = 256
+_WORDS = {"num": "number of", "ns": "", "gpu": "GPU", "cpu": "CPU", "cpus": "CPUs", "cuda": "CUDA", "gpus": "GPUs"}
+
+
+def kernel_rows(diagnosis: Diagnosis) -> tuple[list[dict[str, Any]], str]:
+    """The longest kernels, and a sentence that says what is shown."""
+    many_ranks = len({row.rank for row in diagnosis.kernels}) > 1
+    ranked = sorted(diagnosis.kernels, key=lambda row: (-row.total_ns, row.rank, row.device, row.name))
+    shown = ranked[:MAX_KERNELS]
+    rows = [
+        {
+            "name": clean(row.name, 2000),
+            "short": short_kernel(row.name, 70),
+            "what": row.what if row.what.isalpha() else "other",
+            "tensor_cores": row.tensor_cores,
+            "count": row.count,
+            "average_ns": row.average_ns,
+            "average": format_ns(row.average_ns),
+            "total_ns": row.total_ns,
+            "total": format_ns(row.total_ns),
+            "share_raw": row.share,
+            "share": format_percent(row.share),
+            "width": round(100 * min(max(row.share, 0.0), 1.0), 1),
+            "device": device_label(row.rank, row.device, many_ranks),
+        }
+        for row in shown
+    ]
+    lead = "Share of the kernel time of its device. Open a name to see it in full."
+    if len(ranked) > len(shown):
+        lead = f"The {len(shown)} longest of {len(ranked)} kernels. {lead}"
+    return rows, lead
+
+
+def run_tables(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Tables as {id, title, lead, head, numeric, rows}; those without rows are left out."""
+    many_ranks = len({device.rank for device in diagnosis.devices}) > 1
+    columns = ["Device", "Model", "Span", "Busy", "Compute", "Collectives", "exposed", "Copies", "exposed ", "Kernels"]
+    devices = [
+        [
+            device_label(d.rank, d.device, many_ranks),
+            clean(d.name, 60) or "–",
+            format_ns(d.span_ns),
+            f"{format_ns(d.busy_ns)} ({format_percent(d.busy_ns / d.span_ns)})" if d.span_ns else "–",
+            format_ns(d.compute_union_ns),
+            format_ns(d.comm_union_ns),
+            format_ns(d.comm_exposed_ns),
+            format_ns(d.copy_union_ns),
+            format_ns(d.copy_exposed_ns),
+            f"{d.kernels:,}",
+        ]
+        for d in diagnosis.devices[:MAX_ROWS]
+    ]
+    about = "Over the whole file, from the first GPU operation to the last; the account above is over the steady steps."
+    tables = [
+        _table("devices", "Devices", about, columns, devices, set(columns[2:])),
+        _dicts("ranks", "Ranks", "One row a rank of the job.", diagnosis.ranks),
+        _dicts("loaders", "Data loaders", "How each DataLoader was built.", diagnosis.loaders),
+    ]
+    return [table for table in tables if table["rows"]]
+
+
+def metric_rows(diagnosis: Diagnosis) -> list[dict[str, str]]:
+    return [
+        {
+            "name": clean(name, 80),
+            "value": _metric(metric),
+            "missing": clean(metric.missing, 400),
+            "record_with": clean(metric.record_with, 400),
+        }
+        for name, metric in diagnosis.metrics.items()
+    ]
+
+
+def environment_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """The environment flattened: `gpus.0.name` becomes one row a leaf."""
+    rows = [("Recording", diagnosis.source.path), ("Format", diagnosis.source.kind), ("Recorder", diagnosis.source.recorder)]
+    rows += _leaves("", diagnosis.environment)
+    return [(clean(name, 80), clean(value, 400)) for name, value in rows[:MAX_ROWS] if value]
+
+
+def _leaves(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [leaf for key, inner in value.items() for leaf in _leaves(f"{prefix} {_words(str(key))}".strip(), inner)]
+    return [(prefix, _value("", value))]
+
+
+def _metric(metric: MetricValue) -> str:
+    if metric.missing or metric.value is None:
+        return "missing"
+    value = metric.value
+    by_unit = {
+        "ns": format_ns,
+        "bytes": format_bytes,
+        "B": format_bytes,
+        "bytes/s": format_rate,
+        "B/s": format_rate,
+        "ratio": lambda v: f"{v:.3g}" if abs(v) > 1 else format_percent(v),
+        "fraction": format_percent,
+        "flag": lambda v: "yes" if v else "no",
+    }
+    if metric.unit in by_unit:
+        return by_unit[metric.unit](value)
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return text if metric.unit == "count" else f"{text} {clean(metric.unit, 20)}".strip()
+
+
+def _table(
+    name: str, title: str, lead: str, head: list[str], rows: Sequence[Sequence[str]], numeric: set[str]
+) -> dict[str, Any]:
+    return {"id": name, "title": title, "lead": lead, "head": head, "rows": rows, "numeric": numeric}
+
+
+def _dicts(name: str, title: str, lead: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A table of records: one column a key, in the order of first mention."""
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    rows = [[_value(key, record.get(key)) for key in keys] for record in records[:MAX_ROWS]]
+    numeric = {
+        _words(key)
+        for key in keys
+        if all(isinstance(r.get(key), int | float | None) and not isinstance(r.get(key), bool) for r in records)
+    }
+    return _table(name, title, lead, [_words(key) for key in keys], rows, numeric)
+
+
+def _words(key: str) -> str:
+    """`num_workers` as `number of workers`, `wait_ns` as `wait`."""
+    words = " ".join(filter(None, (_WORDS.get(word, word) for word in clean(key, 60).split("_"))))
+    return words[:1].upper() + words[1:]
+
+
+def _value(key: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if key.endswith("_ns"):
+            return format_ns(value)
+        if key.endswith("_bytes"):
+            return format_bytes(value)
+        if key.endswith("share"):
+            return format_percent(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, str):
+        return clean(value, 400)
+    if isinstance(value, list | tuple) and all(isinstance(item, str | int | float) for item in value):
+        return ", ".join(clean(str(item), 200) for item in value)
+    return clean(json.dumps(value, default=str), 400)
