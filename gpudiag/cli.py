@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -72,11 +73,19 @@ class Verbs(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(verb, ABOUT[verb]) for verb in self.list_commands(ctx)])
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click's, but an error becomes an exit code here, so that every verb can just raise."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except GpudiagError as error:
             sys.stderr.write(f"gpudiag: {clean(error.message)}\n")

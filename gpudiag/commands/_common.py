@@ -15,9 +15,10 @@ from typing import IO, Any, TypeVar
 import click
 import msgspec
 
-from gpudiag.diagnosis import SCHEMA, Diagnosis, from_json, to_json
+from gpudiag.diagnosis import SCHEMA, Diagnosis, Severity, from_json, to_json
 from gpudiag.errors import GpudiagError
-from gpudiag.report.text import clean, effects_of
+from gpudiag.report.facts import effects_of
+from gpudiag.report.text import clean
 
 Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""
@@ -95,54 +96,70 @@ class Outputs:
             if target != "-":
                 _check_writable(Path(target), folder=name == "csv")
 
-    def write(self, diagnosis: Diagnosis) -> None:
-        """Files are written whole or not at all. Raises GpudiagError."""
+    def write(self, diagnosis: Diagnosis, fail_on: Severity | None = None) -> None:
+        """Files are written whole or not at all, and named on stderr. fail_on: what JUnit counts as a failure (default warning).
+
+        Raises GpudiagError.
+        """
         for name, target in self.given().items():
             if name == "csv":
-                from gpudiag.report.tables import write_csv
+                from gpudiag.report.tables import csv_files
 
-                with _said(target):
-                    write_csv(diagnosis, Path(target))
-                continue
-            data = _rendered(name, diagnosis)
-            if target == "-":
-                binary = click.get_binary_stream("stdout")
-                binary.write(data)
-                binary.flush()
+                for file, data in csv_files(diagnosis).items():
+                    write_output(str(Path(target) / file), data)
             else:
-                write_file(Path(target), data)
+                write_output(target, _rendered(name, diagnosis, fail_on))
+
+
+_OUTPUT_OPTIONS = (
+    ("--json", "FILE|-", "The whole diagnosis as JSON; - prints it, and only it."),
+    ("--html", "FILE", "One self-contained page with a timeline."),
+    ("--markdown", "FILE|-", "For a pull-request comment."),
+    ("--sarif", "FILE", "SARIF 2.1.0, for code scanning."),
+    ("--junit", "FILE", "JUnit XML: one test a rule."),
+    ("--csv", "DIR", "Kernels, steps and account as CSV files in DIR."),
+)
 
 
 def output_options(command: _Command) -> _Command:
     """Adds --json, --html, --markdown, --sarif, --junit and --csv; the verb gets them by these names."""
-    for option in reversed(
-        (
-            click.option(
-                "--json", "json", metavar="FILE|-", help="The whole diagnosis as JSON; - prints it, and only it."
-            ),
-            click.option("--html", "html", metavar="FILE", help="One self-contained page with a timeline."),
-            click.option("--markdown", "markdown", metavar="FILE|-", help="For a pull-request comment."),
-            click.option("--sarif", "sarif", metavar="FILE", help="SARIF 2.1.0, for code scanning."),
-            click.option("--junit", "junit", metavar="FILE", help="JUnit XML: one test a rule."),
-            click.option("--csv", "csv", metavar="DIR", help="Kernels, steps and account as CSV files in DIR."),
-        )
-    ):
-        command = option(command)
+    for flag, metavar, text in reversed(_OUTPUT_OPTIONS):
+        command = click.option(flag, flag.removeprefix("--"), metavar=metavar, help=text)(command)
     return command
 
 
-def _rendered(name: str, diagnosis: Diagnosis) -> bytes:
+def _rendered(name: str, diagnosis: Diagnosis, fail_on: Severity | None) -> bytes:
     if name == "json":
         return to_json(diagnosis)
+    text: str
     if name == "html":
-        from gpudiag.report.html import render
+        from gpudiag.report import html
+
+        text = html.render(diagnosis)
     elif name == "markdown":
-        from gpudiag.report.markdown import render
+        from gpudiag.report import markdown
+
+        text = markdown.render(diagnosis)
     elif name == "sarif":
-        from gpudiag.report.sarif import render
+        from gpudiag.report import sarif
+
+        text = sarif.render(diagnosis, root=Path.cwd())
     else:
-        from gpudiag.report.junit import render
-    return render(diagnosis).encode("utf-8", "backslashreplace")
+        from gpudiag.report import junit
+
+        text = junit.render(diagnosis, fail_on or "warning")
+    return text.encode("utf-8", "backslashreplace")
+
+
+def write_output(target: str, data: bytes) -> None:
+    """To stdout for `-`, else to a file, whole or not at all, named on stderr. Raises GpudiagError."""
+    if target == "-":
+        binary = click.get_binary_stream("stdout")
+        binary.write(data)
+        binary.flush()
+    else:
+        write_file(Path(target), data)
+        click.echo(f"gpudiag: wrote {clean(target)}", err=True)
 
 
 def _check_writable(target: Path, folder: bool) -> None:
@@ -191,15 +208,14 @@ def show(diagnosis: Diagnosis, stream: IO[str] | None = None) -> None:
     """The report on a text stream (stdout): as wide as the terminal up to 100 columns, 80 in a pipe."""
     from gpudiag.report.terminal import render
 
-    stream = stream or sys.stdout
-    width = max(60, min(shutil.get_terminal_size().columns, 100)) if stream.isatty() else 80
-    encoding = (stream.encoding or "ascii").lower().replace("-", "").replace("_", "")
-    text = render(diagnosis, width=width, color=wants_colour(stream), ascii_only=not encoding.startswith("utf"))
-    stream.write(text)
-    stream.flush()
+    out: IO[str] = stream or sys.stdout
+    width = max(60, min(shutil.get_terminal_size().columns, 100)) if out.isatty() else 80
+    encoding = (getattr(out, "encoding", None) or "ascii").lower()
+    out.write(render(diagnosis, width=width, color=wants_colour(out), ascii_only=not encoding.startswith("utf")))
+    out.flush()
 
 
-def gate(diagnosis: Diagnosis, fail_on: str | None) -> int:
+def gate(diagnosis: Diagnosis, fail_on: Severity | None) -> int:
     """The exit code that `--fail-on` asks for, said on stderr: 0, 3 (failed) or 4 (cannot judge).
 
     A finding that another one explains is not counted again.
@@ -251,7 +267,9 @@ def is_diagnosis(path: Path) -> bool:
 
 
 def load_diagnosis(path: Path) -> Diagnosis:
-    """Raises GpudiagError when the file is no diagnosis that this gpudiag reads."""
+    """A diagnosis from its file, or from the bundle it lies in. Raises GpudiagError when it is none that this gpudiag reads."""
+    if path.is_dir() and (path / "diagnosis.json").is_file():
+        path = path / "diagnosis.json"
     try:
         data = path.read_bytes()
     except OSError as error:

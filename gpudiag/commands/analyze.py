@@ -18,6 +18,7 @@ from gpudiag.commands._common import (
     progress,
     show,
 )
+from gpudiag.diagnosis import Severity
 from gpudiag.errors import GpudiagError
 
 
@@ -51,7 +52,7 @@ def analyze(
     junit: str | None,
     csv: str | None,
     rules_dirs: tuple[Path, ...],
-    fail_on: str | None,
+    fail_on: Severity | None,
 ) -> None:
     """Say what holds a recording back: where the GPU's time goes, why, and what to change.
 
@@ -74,7 +75,7 @@ def analyze(
 
         with progress() as tell:
             diagnosis = diagnose(paths, rules_dirs=rules_dirs, progress=tell)
-    outputs.write(diagnosis)
+    outputs.write(diagnosis, fail_on)
     if not outputs.uses_stdout:
         show(diagnosis)
     ctx.exit(gate(diagnosis, fail_on))

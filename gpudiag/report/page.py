@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass, field
 
 from gpudiag.report.text import clean, columns, cut
 
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
+
+LONGEST_PARAGRAPH = 800  # characters; ten lines: what is longer comes from a name, not from a sentence
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nuµm]?s|min|[kMGT]?B(?:/s)?)(?:\W|$))")  # a number stays with its unit
 
 # ASCII stand-ins for the characters that the reports themselves write.
 _TO_ASCII = str.maketrans({"…": "~", "─": "-", "│": "|", "·": "."})
@@ -36,9 +40,13 @@ class Page:
         rest = " " * (columns(lead) if hang is None else hang)
         first = "\0" * columns(lead)  # holds the place: `wrap` would break or strip the lead itself
         wrapped = textwrap.wrap(
-            first + clean(text), max(self.width, len(rest) + 20), subsequent_indent=rest, break_on_hyphens=False
+            first + _UNIT.sub("\u00a0", clean(text, LONGEST_PARAGRAPH)),
+            max(self.width, len(rest) + 20),
+            subsequent_indent=rest,
+            break_on_hyphens=False,
         )
         for i, piece in enumerate(wrapped):
+            piece = piece.replace("\u00a0", " ")
             if i:
                 self.add(rest + self.paint(piece[len(rest) :], style))
             else:

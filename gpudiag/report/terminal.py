@@ -5,13 +5,12 @@ Readable without colour at 80 columns; plain ASCII where the terminal cannot sho
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, KernelRow, Severity, StepName
-from gpudiag.report import text as words
+from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
+from gpudiag.report import facts
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, RED, YELLOW, Page
-from gpudiag.report.text import apportion, clean, columns, cut
+from gpudiag.report.text import apportion, clean, clean_code, columns, cut, short_kernel
 from gpudiag.units import format_ns, format_percent
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
@@ -53,31 +52,16 @@ def _verdict(page: Page, diagnosis: Diagnosis) -> None:
         )
     )
     page.add()
-    label = {"healthy": "HEALTHY", "cannot_judge": "CANNOT JUDGE"}.get(verdict.status) or (
-        "BOTTLENECK" if verdict.bound_by == "none" else f"{verdict.bound_by.upper()}-BOUND"
-    )
+    label = facts.verdict_label(diagnosis).upper()
     page.prose(verdict.headline, 0, f"{label}: ", BOLD, _VERDICT_STYLE[verdict.status], hang=2)
     if verdict.margin:
         page.prose(verdict.margin, 2)
-    page.prose(_steps_line(diagnosis), 2)
-
-
-def _steps_line(diagnosis: Diagnosis) -> str:
-    steps = diagnosis.steps
-    if not steps.count or steps.median_ns is None:
-        return "No steps found: figures are for the whole recording, start-up included."
-    line = f"{steps.count} steady step{'s' if steps.count != 1 else ''} by {clean(steps.source, 30)}"
-    if steps.confidence < 0.995:
-        line += f" (confidence {format_percent(steps.confidence)})"
-    if steps.warm_up:
-        line += f" after {steps.warm_up} of warm-up"
-    line += f": median {format_ns(steps.median_ns)}"
-    return line + (f", p99 {format_ns(steps.p99_ns)}" if steps.p99_ns is not None and steps.count > 1 else "")
+    page.prose(facts.steps_line(diagnosis), 2)
 
 
 def _account(page: Page, diagnosis: Diagnosis) -> None:
     accounts = diagnosis.accounts
-    parts = words.ordered_parts(words.summed(accounts))
+    parts = facts.ordered_parts(facts.summed(accounts))
     if not parts:
         return
     many_ranks = len({account.rank for account in accounts}) > 1
@@ -85,7 +69,7 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
         name = next(
             (d.name for d in diagnosis.devices if (d.rank, d.device) == (accounts[0].rank, accounts[0].device)), ""
         )
-        title = words.device_label(accounts[0].rank, accounts[0].device, many_ranks) + (
+        title = facts.device_label(accounts[0].rank, accounts[0].device, many_ranks) + (
             f", {clean(name, 40)}" if name else ""
         )
     else:
@@ -98,7 +82,7 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
     cells = apportion([value for _, value in parts], page.width - 4)
     page.add("  " + "".join(page.paint(glyph * n, style) for (glyph, style), n in zip(drawn, cells, strict=True)))
     entries = [
-        (page.paint(glyph, style), f"{tenths / 10:5.1f} % {words.part_label(name)}")
+        (page.paint(glyph, style), f"{tenths / 10:5.1f} % {facts.part_label(name)}")
         for (glyph, style), tenths, (name, _) in zip(drawn, apportion([v for _, v in parts], 1000), parts, strict=True)
         if tenths
     ]
@@ -132,13 +116,13 @@ def _legend(page: Page, entries: Sequence[tuple[str, str]]) -> None:
 def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
     head = ("rank  GPU" if many_ranks else "GPU").rjust(9)
     page.add(f"  {head}  compute  comm. exposed  copies exposed   idle  idle mostly")
-    by_compute = sorted(diagnosis.accounts, key=lambda a: (words.group_share(a, "compute"), a.rank, a.device))
+    by_compute = sorted(diagnosis.accounts, key=lambda a: (facts.group_share(a, "compute"), a.rank, a.device))
     shown = sorted(by_compute[:_MOST_DEVICES], key=lambda a: (a.rank, a.device))
     for account in shown:
         name = f"{account.rank:>4}  {account.device:>3}" if many_ranks else f"{account.device:>3}"
-        shares = [words.group_share(account, p) for p in ("compute", "communication_exposed", "copy_exposed", "idle.")]
+        shares = [facts.group_share(account, p) for p in ("compute", "communication_exposed", "copy_exposed", "idle.")]
         largest = max((p for p in account.parts.items() if p[0].startswith("idle.")), key=lambda p: p[1], default=None)
-        owner = words.part_label(largest[0]).removeprefix("idle: ") if largest and largest[1] else ""
+        owner = facts.part_label(largest[0]).removeprefix("idle: ") if largest and largest[1] else ""
         cells = [format_percent(share) for share in shares]
         page.add(f"  {name:>9}  {cells[0]:>7}  {cells[1]:>13}  {cells[2]:>14}  {cells[3]:>5}  {owner}")
     if len(diagnosis.accounts) > len(shown):
@@ -146,7 +130,7 @@ def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
 
 
 def _steps(page: Page, diagnosis: Diagnosis) -> None:
-    own = {step: words.findings_of(diagnosis, step) for step in STEP_ORDER}
+    own = {step: facts.findings_of(diagnosis, step) for step in STEP_ORDER}
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
     after_finding = True
     for number, step in enumerate(STEP_ORDER, 1):
@@ -155,24 +139,16 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
         if after_finding or own[step]:
             page.add()
         after_finding = bool(own[step])
-        title = words.STEP_TITLES[step] if step == "environment" else f"{number}  {words.STEP_TITLES[step]}"
-        page.heading(title, *_status(diagnosis, step, own[step]))
+        title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
+        page.heading(title, facts.step_status(diagnosis, step), _status_style(diagnosis, step, own[step]))
         for finding in own[step]:
             _finding(page, diagnosis, finding, finding in serious[:_FULL_FINDINGS])
 
 
-def _status(diagnosis: Diagnosis, step: StepName, findings: Sequence[Finding]) -> tuple[str, str]:
-    """What the step's heading says at its right end, and how it is painted."""
-    clear, blind = words.clear_count(diagnosis, step), words.not_judged_of(diagnosis, step)
-    unseen = f", {len(blind)} not judged" if blind else ""
+def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Finding]) -> str:
     if findings:
-        worst = min((f.severity for f in findings), key=SEVERITY_ORDER.index)
-        return f"{len(findings)} finding{'s' if len(findings) > 1 else ''}{unseen}", _SEVERITY_STYLE[worst]
-    if clear:
-        return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}", GREEN
-    if blind:
-        return f"cannot judge: {clean(blind[0].missing)}", YELLOW
-    return ("cannot judge", YELLOW) if diagnosis.verdict.status == "cannot_judge" else ("no finding", "")
+        return _SEVERITY_STYLE[min((f.severity for f in findings), key=SEVERITY_ORDER.index)]
+    return GREEN if facts.clear_count(diagnosis, step) else YELLOW
 
 
 def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> None:
@@ -183,7 +159,7 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> 
         page.add(page.paint(label, style) + page.paint(title, BOLD) + " " * room + page.paint(rule, DIM))
     else:
         page.prose(f"{title} ({rule})", 0, label, BOLD, style)
-    page.prose(bound_line(diagnosis, finding), 4)
+    page.prose(facts.bound_line(diagnosis, finding), 4)
     if full:
         page.prose(finding.summary, 4)
         if finding.evidence:
@@ -192,37 +168,9 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> 
         _fix(page, finding.fixes[0], full)
     for fix in finding.fixes[1:3] if full else ():
         page.prose(fix.change + (f" (only if {fix.only_if})" if fix.only_if else ""), 4, "or       ", lead_style=GREEN)
-    effects = words.effects_of(diagnosis, finding)
+    effects = facts.effects_of(diagnosis, finding)
     if effects:
         page.prose("; ".join(f"{e.title} ({e.rule})" for e in effects), 4, "explains ", lead_style=DIM)
-
-
-def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
-    """`at most 17.1 ms of 41.2 ms per step (41 %), estimate 14.2 ms, at train.py:42`"""
-    pieces = []
-    if finding.bound_ns > 0 and finding.share > 0:
-        per_step = any(account.scope == "steps" for account in diagnosis.accounts)
-        whole = format_ns(finding.bound_ns / finding.share) + (" per step" if per_step else " recorded")
-        pieces.append(f"at most {format_ns(finding.bound_ns)} of {whole} ({format_percent(finding.share)})")
-    elif finding.share > 0:
-        pieces.append(f"{format_percent(finding.share)} of the time")
-    if finding.estimate_ns is not None:
-        pieces.append(f"estimate {format_ns(finding.estimate_ns)}")
-    if len(diagnosis.accounts) > 1 and finding.devices:
-        pieces.append(_on_devices(diagnosis, finding))
-    if finding.where:
-        pieces.append(f"at {finding.where}")
-    return ", ".join(pieces)
-
-
-def _on_devices(diagnosis: Diagnosis, finding: Finding) -> str:
-    devices = sorted(set(finding.devices))
-    if len(devices) >= len(diagnosis.accounts):
-        return f"on all {len(devices)} GPUs"
-    if len(devices) > 4:
-        return f"on {len(devices)} of {len(diagnosis.accounts)} GPUs"
-    many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
-    return "on " + "; ".join(words.device_label(rank, device, many_ranks) for rank, device in devices)
 
 
 def _fix(page: Page, fix: Fix, full: bool) -> None:
@@ -233,41 +181,15 @@ def _fix(page: Page, fix: Fix, full: bool) -> None:
         page.prose(fix.only_if, 4, "only if  ", lead_style=DIM)
     if fix.proof:
         page.prose(fix.proof, 4, "proof    ", lead_style=DIM)
-    code = words.clean_code(fix.code) if fix.code.strip() else []
+    code = clean_code(fix.code) if fix.code.strip() else []
     for line in code[:_MOST_CODE_LINES]:
         page.add(f"      {page.paint('│', DIM)} {page.paint(cut(line, page.width - 8), CYAN)}")
     if len(code) > _MOST_CODE_LINES:
         page.add(f"      {page.paint('│', DIM)} … {len(code) - _MOST_CODE_LINES} more lines in --json")
 
 
-def merged_kernels(rows: Iterable[KernelRow]) -> list[KernelRow]:
-    """One row a kernel name over all ranks and devices, longest first; shares of the kernel time of all of them."""
-    by_name: dict[str, list[KernelRow]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
-    whole = sum(row.total_ns for group in by_name.values() for row in group if row.share > 0)
-    # A device's kernel time is total/share of any of its rows: the rows may be only the top of the list.
-    times = {(r.rank, r.device): r.total_ns / r.share for group in by_name.values() for r in group if r.share > 0}
-    whole = round(sum(times.values())) or whole
-    merged = []
-    for name, group in by_name.items():
-        count, total = sum(r.count for r in group), sum(r.total_ns for r in group)
-        merged.append(
-            KernelRow(
-                name=name,
-                what=group[0].what,
-                count=count,
-                total_ns=total,
-                average_ns=round(total / count) if count else 0,
-                share=total / whole if whole else 0.0,
-                tensor_cores=any(r.tensor_cores for r in group),
-            )
-        )
-    return sorted(merged, key=lambda row: (-row.total_ns, row.name))
-
-
 def _kernels(page: Page, diagnosis: Diagnosis) -> None:
-    rows = merged_kernels(diagnosis.kernels)[: 3 if diagnosis.verdict.status == "healthy" else 5]
+    rows = facts.merged_kernels(diagnosis.kernels)[: 3 if diagnosis.verdict.status == "healthy" else 5]
     if not rows:
         return
     page.add()
@@ -280,11 +202,11 @@ def _kernels(page: Page, diagnosis: Diagnosis) -> None:
             f"  {row.share * 100:6.1f}  {format_ns(row.total_ns):>7}  {row.count:>9,}  {format_ns(row.average_ns):>7}"
             f"  {what:<11}  {cores:<3}  "
         )
-        page.add(left + words.short_kernel(row.name, page.width - len(left)))
+        page.add(left + short_kernel(row.name, page.width - len(left)))
 
 
 def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
-    groups = list(words.grouped(diagnosis.not_judged))
+    groups = list(facts.grouped(diagnosis.not_judged))
     if not groups:
         return
     page.add()
@@ -316,20 +238,7 @@ def _warnings(page: Page, warnings: Sequence[str]) -> None:
 
 def _next(page: Page, diagnosis: Diagnosis) -> None:
     page.add()
-    for i, (command, purpose) in enumerate(next_commands(diagnosis)):
+    for i, (command, purpose) in enumerate(facts.next_commands(diagnosis)):
         lead = "Next: " if i == 0 else "      "
         comment = f"   # {purpose}" if len(lead) + columns(command) + len(purpose) + 5 <= page.width else ""
         page.add(page.paint(lead, BOLD) + page.paint(command, CYAN) + page.paint(comment, DIM))
-
-
-def next_commands(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """(command to type, what for)."""
-    path = shlex.quote(clean(diagnosis.source.path)) if diagnosis.source.path else "RECORDING"
-    commands = []
-    if diagnosis.verdict.status != "cannot_judge":
-        commands.append((f"gpudiag analyze {path} --html report.html", "on a timeline"))
-    if diagnosis.verdict.status == "bottleneck" and diagnosis.findings:
-        commands.append((f"gpudiag rules show {clean(diagnosis.findings[0].rule, 40)}", "why, and when it is wrong"))
-    if not commands:
-        commands.append(("gpudiag profile SCRIPT", "record the run so that it can be judged"))
-    return commands

@@ -1,53 +1,10 @@
-"""Words that every report shares: names made safe and short, the parts of the account by name, percents that sum to 100."""
+"""Names made safe and short for any report, and shares that sum to the whole."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from gpudiag.diagnosis import AccountInfo, Diagnosis, Finding, NotJudged, StepName
-
-STEP_TITLES: dict[StepName, str] = {
-    "overall": "Overall timeline",
-    "transfer": "Data transfer",
-    "compute": "Compute and kernels",
-    "scheduling": "Launch and scheduling",
-    "environment": "Machine",
-}
-
-# The order of the account (DESIGN 4); a part that is not listed keeps its own name and comes last.
-PART_LABELS: dict[str, str] = {
-    "compute": "compute",
-    "communication_exposed": "communication, exposed",
-    "copy_exposed.h2d": "H2D copies, exposed",
-    "copy_exposed.d2h": "D2H copies, exposed",
-    "copy_exposed.d2d": "D2D copies, exposed",
-    "copy_exposed.p2p": "P2P copies, exposed",
-    "copy_exposed.managed": "managed memory, exposed",
-    "copy_exposed.other": "other copies, exposed",
-    "memset_exposed": "memsets, exposed",
-    "idle.input": "idle: waits for input",
-    "idle.sync": "idle: after a sync",
-    "idle.launch": "idle: launch cost",
-    "idle.allocator": "idle: memory allocator",
-    "idle.compile": "idle: compiling",
-    "idle.checkpoint_log": "idle: checkpoint or log",
-    "idle.gc": "idle: garbage collector",
-    "idle.host": "idle: other host code",
-    "idle.profiler": "idle: the profiler itself",
-    "idle.unknown": "idle: cause unknown",
-    "host.input": "waits for input",
-    "host.h2d": "copies to the device",
-    "host.forward": "forward",
-    "host.backward": "backward",
-    "host.optimizer": "optimizer",
-    "host.checkpoint_log": "checkpoint or log",
-    "host.compile": "compiling",
-    "host.gc": "garbage collector",
-    "host.framework": "framework code",
-    "host.other": "other host code",
-}
+from collections.abc import Sequence
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
@@ -137,64 +94,3 @@ def apportion(values: Sequence[int], total: int) -> list[int]:
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
-
-
-def ordered_parts(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The parts of an account that are not zero, in the account's order, unknown names last."""
-    order = {name: i for i, name in enumerate(PART_LABELS)}
-    return sorted(((n, v) for n, v in parts.items() if v), key=lambda item: (order.get(item[0], len(order)), item[0]))
-
-
-def part_label(name: str) -> str:
-    return PART_LABELS.get(name) or clean(name, 40)
-
-
-def summed(accounts: Iterable[AccountInfo]) -> dict[str, int]:
-    """The parts of several accounts added up (one bar for all devices)."""
-    total: dict[str, int] = {}
-    for account in accounts:
-        for name, value in account.parts.items():
-            total[name] = total.get(name, 0) + value
-    return total
-
-
-def group_share(account: AccountInfo, prefix: str) -> float:
-    """The share 0-1 of an account that the parts starting with `prefix` take."""
-    return (
-        sum(v for n, v in account.parts.items() if n.startswith(prefix)) / account.total_ns if account.total_ns else 0.0
-    )
-
-
-def device_label(rank: int, device: int, many_ranks: bool) -> str:
-    name = "CPU" if device < 0 else f"GPU {device}"
-    return f"rank {rank}, {name}" if many_ranks else name
-
-
-def findings_of(diagnosis: Diagnosis, step: StepName) -> list[Finding]:
-    """The findings of a step that stand for themselves, in the diagnosis's order. Those explained by another are `effects_of` it."""
-    present = {finding.rule for finding in diagnosis.findings}
-    return [f for f in diagnosis.findings if f.step == step and (f.caused_by not in present or f.caused_by == f.rule)]
-
-
-def effects_of(diagnosis: Diagnosis, cause: Finding) -> list[Finding]:
-    return [f for f in diagnosis.findings if f.caused_by == cause.rule != f.rule]
-
-
-def not_judged_of(diagnosis: Diagnosis, step: StepName) -> list[NotJudged]:
-    return [n for n in diagnosis.not_judged if diagnosis.rule_steps.get(n.rule) == step]
-
-
-def clear_count(diagnosis: Diagnosis, step: StepName) -> int:
-    """How many rules of a step were judged and found nothing."""
-    return sum(
-        1 for rule, outcome in diagnosis.rules.items() if outcome == "clear" and diagnosis.rule_steps.get(rule) == step
-    )
-
-
-def grouped(not_judged: Iterable[NotJudged]) -> Iterator[tuple[list[str], str, str]]:
-    """(rule ids, what is missing, how to record it) for rules that miss the same thing, in the order of first mention."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for item in not_judged:
-        groups.setdefault((item.missing, item.record_with), []).append(item.rule)
-    for (missing, record_with), rules in groups.items():
-        yield rules, missing, record_with

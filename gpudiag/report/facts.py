@@ -1,0 +1,216 @@
+"""What every report takes from a diagnosis: labels, the findings of a step, and the sentences made of numbers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpudiag.diagnosis import AccountInfo, Diagnosis, Finding, KernelRow, NotJudged, StepName
+from gpudiag.report.text import clean
+from gpudiag.units import format_ns, format_percent
+
+STEP_TITLES: dict[StepName, str] = {
+    "overall": "Overall timeline",
+    "transfer": "Data transfer",
+    "compute": "Compute and kernels",
+    "scheduling": "Launch and scheduling",
+    "environment": "Machine",
+}
+
+# The order of the account (DESIGN 4); a part that is not listed keeps its own name and comes last.
+PART_LABELS: dict[str, str] = {
+    "compute": "compute",
+    "communication_exposed": "communication, exposed",
+    "copy_exposed.h2d": "H2D copies, exposed",
+    "copy_exposed.d2h": "D2H copies, exposed",
+    "copy_exposed.d2d": "D2D copies, exposed",
+    "copy_exposed.p2p": "P2P copies, exposed",
+    "copy_exposed.managed": "managed memory, exposed",
+    "copy_exposed.other": "other copies, exposed",
+    "memset_exposed": "memsets, exposed",
+    "idle.input": "idle: waits for input",
+    "idle.sync": "idle: after a sync",
+    "idle.launch": "idle: launch cost",
+    "idle.allocator": "idle: memory allocator",
+    "idle.compile": "idle: compiling",
+    "idle.checkpoint_log": "idle: checkpoint or log",
+    "idle.gc": "idle: garbage collector",
+    "idle.host": "idle: other host code",
+    "idle.profiler": "idle: the profiler itself",
+    "idle.unknown": "idle: cause unknown",
+    "host.input": "waits for input",
+    "host.h2d": "copies to the device",
+    "host.forward": "forward",
+    "host.backward": "backward",
+    "host.optimizer": "optimizer",
+    "host.checkpoint_log": "checkpoint or log",
+    "host.compile": "compiling",
+    "host.gc": "garbage collector",
+    "host.framework": "framework code",
+    "host.other": "other host code",
+}
+
+
+def ordered_parts(parts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The parts of an account that are not zero, in the account's order, unknown names last."""
+    order = {name: i for i, name in enumerate(PART_LABELS)}
+    return sorted(((n, v) for n, v in parts.items() if v), key=lambda item: (order.get(item[0], len(order)), item[0]))
+
+
+def part_label(name: str) -> str:
+    return PART_LABELS.get(name) or clean(name, 40)
+
+
+def summed(accounts: Iterable[AccountInfo]) -> dict[str, int]:
+    """The parts of several accounts added up (one bar for all devices)."""
+    total: dict[str, int] = {}
+    for account in accounts:
+        for name, value in account.parts.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def group_share(account: AccountInfo, prefix: str) -> float:
+    """The share 0-1 of an account that the parts starting with `prefix` take."""
+    return (
+        sum(v for n, v in account.parts.items() if n.startswith(prefix)) / account.total_ns if account.total_ns else 0.0
+    )
+
+
+def device_label(rank: int, device: int, many_ranks: bool) -> str:
+    name = "CPU" if device < 0 else f"GPU {device}"
+    return f"rank {rank}, {name}" if many_ranks else name
+
+
+def findings_of(diagnosis: Diagnosis, step: StepName) -> list[Finding]:
+    """The findings of a step that stand for themselves, in the diagnosis's order. Those explained by another are `effects_of` it."""
+    present = {finding.rule for finding in diagnosis.findings}
+    return [f for f in diagnosis.findings if f.step == step and (f.caused_by not in present or f.caused_by == f.rule)]
+
+
+def effects_of(diagnosis: Diagnosis, cause: Finding) -> list[Finding]:
+    return [f for f in diagnosis.findings if f.caused_by == cause.rule != f.rule]
+
+
+def not_judged_of(diagnosis: Diagnosis, step: StepName) -> list[NotJudged]:
+    return [n for n in diagnosis.not_judged if diagnosis.rule_steps.get(n.rule) == step]
+
+
+def clear_count(diagnosis: Diagnosis, step: StepName) -> int:
+    """How many rules of a step were judged and found nothing."""
+    return sum(
+        1 for rule, outcome in diagnosis.rules.items() if outcome == "clear" and diagnosis.rule_steps.get(rule) == step
+    )
+
+
+def grouped(not_judged: Iterable[NotJudged]) -> Iterator[tuple[list[str], str, str]]:
+    """(rule ids, what is missing, how to record it) for rules that miss the same thing, in the order of first mention."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in not_judged:
+        groups.setdefault((item.missing, item.record_with), []).append(item.rule)
+    for (missing, record_with), rules in groups.items():
+        yield rules, missing, record_with
+
+
+def verdict_label(diagnosis: Diagnosis) -> str:
+    """`input-bound`, `healthy`, `cannot judge`"""
+    verdict = diagnosis.verdict
+    if verdict.status != "bottleneck":
+        return verdict.status.replace("_", " ")
+    return "bottleneck" if verdict.bound_by == "none" else f"{verdict.bound_by}-bound"
+
+
+def step_status(diagnosis: Diagnosis, step: StepName) -> str:
+    """What is known of a step in a few words: `2 findings`, `all clear (7 rules), 1 not judged`, `cannot judge: no copies recorded`."""
+    findings = findings_of(diagnosis, step)
+    clear, blind = clear_count(diagnosis, step), not_judged_of(diagnosis, step)
+    unseen = f", {len(blind)} not judged" if blind else ""
+    if findings:
+        return f"{len(findings)} finding{'s' if len(findings) > 1 else ''}{unseen}"
+    if clear:
+        return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}"
+    if blind:
+        return f"cannot judge: {clean(blind[0].missing)}"
+    return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
+
+
+def steps_line(diagnosis: Diagnosis) -> str:
+    steps = diagnosis.steps
+    if not steps.count or steps.median_ns is None:
+        return "No steps found: figures are for the whole recording, start-up included."
+    line = f"{steps.count} steady step{'s' if steps.count != 1 else ''}, median {format_ns(steps.median_ns)}"
+    if steps.p99_ns is not None and steps.count > 1:
+        line += f", p99 {format_ns(steps.p99_ns)}"
+    notes = [clean(steps.source, 30)]
+    if steps.confidence < 0.995:
+        notes.append(f"confidence {format_percent(steps.confidence)}")
+    if steps.warm_up:
+        notes.append(f"{steps.warm_up} warm-up dropped")
+    return f"{line} ({', '.join(notes)})"
+
+
+def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
+    """`at most 17.1 ms of 41.2 ms per step (41 %), estimate 14.2 ms, at train.py:42`"""
+    pieces = []
+    if finding.bound_ns > 0 and finding.share > 0:
+        per_step = any(account.scope == "steps" for account in diagnosis.accounts)
+        whole = format_ns(finding.bound_ns / finding.share) + (" per step" if per_step else " recorded")
+        pieces.append(f"at most {format_ns(finding.bound_ns)} of {whole} ({format_percent(finding.share)})")
+    elif finding.share > 0:
+        pieces.append(f"{format_percent(finding.share)} of the time")
+    if finding.estimate_ns is not None:
+        pieces.append(f"estimate {format_ns(finding.estimate_ns)}")
+    if len(diagnosis.accounts) > 1 and finding.devices:
+        pieces.append(_on_devices(diagnosis, finding))
+    if finding.where:
+        pieces.append(f"at {finding.where}")
+    return ", ".join(pieces)
+
+
+def _on_devices(diagnosis: Diagnosis, finding: Finding) -> str:
+    devices = sorted(set(finding.devices))
+    if len(devices) >= len(diagnosis.accounts):
+        return f"on all {len(devices)} GPUs"
+    if len(devices) > 4:
+        return f"on {len(devices)} of {len(diagnosis.accounts)} GPUs"
+    many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
+    return "on " + "; ".join(device_label(rank, device, many_ranks) for rank, device in devices)
+
+
+def merged_kernels(rows: Iterable[KernelRow]) -> list[KernelRow]:
+    """One row a kernel name over all ranks and devices, longest first; shares of the kernel time of all of them."""
+    by_name: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    whole = sum(row.total_ns for group in by_name.values() for row in group if row.share > 0)
+    # A device's kernel time is total/share of any of its rows: the rows may be only the top of the list.
+    times = {(r.rank, r.device): r.total_ns / r.share for group in by_name.values() for r in group if r.share > 0}
+    whole = round(sum(times.values())) or whole
+    merged = []
+    for name, group in by_name.items():
+        count, total = sum(r.count for r in group), sum(r.total_ns for r in group)
+        merged.append(
+            KernelRow(
+                name=name,
+                what=group[0].what,
+                count=count,
+                total_ns=total,
+                average_ns=round(total / count) if count else 0,
+                share=total / whole if whole else 0.0,
+                tensor_cores=any(r.tensor_cores for r in group),
+            )
+        )
+    return sorted(merged, key=lambda row: (-row.total_ns, row.name))
+
+
+def next_commands(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """(command to type, what for)."""
+    path = shlex.quote(clean(diagnosis.source.path)) if diagnosis.source.path else "RECORDING"
+    commands = []
+    if diagnosis.verdict.status != "cannot_judge":
+        commands.append((f"gpudiag analyze {path} --html report.html", "on a timeline"))
+    if diagnosis.verdict.status == "bottleneck" and diagnosis.findings:
+        commands.append((f"gpudiag rules show {clean(diagnosis.findings[0].rule, 40)}", "why, and when it is wrong"))
+    if not commands:
+        commands.append(("gpudiag profile SCRIPT", "record the run so that it can be judged"))
+    return commands

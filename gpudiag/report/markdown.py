@@ -1,0 +1,134 @@
+"""The diagnosis as GitHub-flavoured Markdown, for a pull-request comment: a verdict, two small tables, the rest folded away.
+
+Whatever comes from the recording is escaped: it can neither format, link, mention, close a fold nor leave its table cell.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpudiag.diagnosis import STEP_ORDER, Diagnosis, Finding
+from gpudiag.report import facts
+from gpudiag.report.text import apportion, clean, clean_code, short_kernel
+from gpudiag.units import format_ns, format_percent
+
+_SIGN = {"critical": "🔴", "warning": "🟡", "info": "🔵"}
+_VERDICT_SIGN = {"bottleneck": "🔴", "healthy": "🟢", "cannot_judge": "⚪"}
+_MOST_KERNELS = 10
+_PUNCTUATION = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+# GitHub turns these into links and mentions even inside plain text; an empty comment keeps the letters and breaks the spell.
+_MENTION = re.compile(r"@(?=\w)")
+_ISSUE = re.compile(r"(\\#|\bGH\\-)(?=\d)")
+_LINK = re.compile(r"(?i)\b(www|https?|ftp|mailto|xmpp)(?=[.:])")
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """The comment, ending in a newline."""
+    verdict = diagnosis.verdict
+    lines = [
+        f"### {_VERDICT_SIGN[verdict.status]} gpudiag: {facts.verdict_label(diagnosis)}",
+        "",
+        f"**{escape(verdict.headline)}**",
+        "",
+    ]
+    if verdict.margin:
+        lines += [escape(verdict.margin), ""]
+    lines += [
+        f"{escape(facts.steps_line(diagnosis))} · {code(diagnosis.source.path)} · {escape(diagnosis.source.recorder)}",
+        "",
+    ]
+    lines += _account(diagnosis)
+    lines += ["| Step | Result |", "|---|---|"]
+    for number, step in enumerate(STEP_ORDER[:4], 1):
+        lines.append(f"| {number} {facts.STEP_TITLES[step]} | {escape(facts.step_status(diagnosis, step))} |")
+    lines.append("")
+    roots = [f for step in STEP_ORDER for f in facts.findings_of(diagnosis, step)]
+    for finding in [f for f in diagnosis.findings if f in roots]:
+        lines += _finding(diagnosis, finding)
+    lines += _kernels(diagnosis)
+    if diagnosis.not_judged:
+        entries = [
+            f"- {', '.join(code(rule) for rule in rules)}: {escape(missing)}"
+            + (f"; record: {code(how)}" if how else "")
+            for rules, missing, how in facts.grouped(diagnosis.not_judged)
+        ]
+        lines += _folded(f"Not judged: {len(diagnosis.not_judged)} rules (unknown, not healthy)", entries)
+    lines += [f"> ⚠️ {escape(warning)}\n" for warning in diagnosis.warnings]
+    lines.append(f"<sub>gpudiag {escape(diagnosis.gpudiag)}</sub>")
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Plain text that Markdown, HTML and GitHub leave alone."""
+    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _PUNCTUATION.sub(r"\\\1", text)
+    text = _ISSUE.sub(r"\1<!-- -->", _MENTION.sub("@<!-- -->", text))
+    return _LINK.sub(r"\1<!-- -->", text)
+
+
+def code(text: str) -> str:
+    """A code span, safe inside a table cell as well."""
+    text = clean(text, 300).replace("|", "\\|")
+    if not text:
+        return ""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if text[0] in "` " or text[-1] in "` " else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _account(diagnosis: Diagnosis) -> list[str]:
+    parts = facts.ordered_parts(facts.summed(diagnosis.accounts))
+    if not parts:
+        return []
+    accounts = diagnosis.accounts
+    steps = sum(account.steps for account in accounts)
+    per = "Per step" + (f" and GPU ({len(accounts)} GPUs)" if len(accounts) > 1 else "") if steps else "Recorded"
+    lines = [f"| Where the time goes | Share | {per} |", "|---|--:|--:|"]
+    for (name, value), tenths in zip(parts, apportion([value for _, value in parts], 1000), strict=True):
+        if tenths:
+            lines.append(
+                f"| {escape(facts.part_label(name))} | {tenths / 10:.1f} % | {format_ns(value / steps if steps else value)} |"
+            )
+    return [*lines, ""]
+
+
+def _finding(diagnosis: Diagnosis, finding: Finding) -> list[str]:
+    body = [escape(finding.summary), ""]
+    body += [f"- {escape(item.label)}: {escape(item.value)}" for item in finding.evidence]
+    for fix in finding.fixes:
+        body += ["", f"**Change:** {escape(fix.change)}  "]
+        body += [f"**Only if:** {escape(fix.only_if)}  "] if fix.only_if else []
+        body += [f"**Proof:** {escape(fix.proof)}"] if fix.proof else []
+        body += ["", *_block(fix.code)] if fix.code.strip() else []
+    effects = facts.effects_of(diagnosis, finding)
+    if effects:
+        body += ["", "Explains: " + "; ".join(f"{escape(effect.title)} ({code(effect.rule)})" for effect in effects)]
+    if finding.wrong_when:
+        body += ["", f"Wrong when: {escape(finding.wrong_when)}"]
+    summary = (
+        f"{_SIGN[finding.severity]} <b>{escape(finding.title)}</b>: {escape(facts.bound_line(diagnosis, finding))}"
+    )
+    return _folded(summary, body, opened=finding.severity == "critical")
+
+
+def _folded(summary: str, body: list[str], opened: bool = False) -> list[str]:
+    return [f"<details{' open' if opened else ''}><summary>{summary}</summary>", "", *body, "", "</details>", ""]
+
+
+def _block(text: str) -> list[str]:
+    lines = clean_code(text)
+    fence = "`" * max(3, 1 + max((len(run) for line in lines for run in re.findall("`+", line)), default=0))
+    return [f"{fence}python", *lines, fence]
+
+
+def _kernels(diagnosis: Diagnosis) -> list[str]:
+    rows = facts.merged_kernels(diagnosis.kernels)[:_MOST_KERNELS]
+    if not rows:
+        return []
+    body = ["| Time % | Total | Instances | Avg | What | Tensor cores | Name |", "|--:|--:|--:|--:|---|---|---|"]
+    for row in rows:
+        body.append(
+            f"| {format_percent(row.share)} | {format_ns(row.total_ns)} | {row.count:,} | {format_ns(row.average_ns)} "
+            f"| {escape(row.what)} | {'yes' if row.tensor_cores else 'no'} | {code(short_kernel(row.name, 100))} |"
+        )
+    return _folded("Top kernels", body)
