@@ -1,0 +1,417 @@
+"""One rule file: its fields, and the check that finds every fault in it with line and column."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from gpudiag import toml_places
+from gpudiag.diagnosis import BoundBy, Severity, StepName
+from gpudiag.expr import METRIC_UNITS, Expr, ExprError, condition, did_you_mean, evaluate, quantity
+from gpudiag.metrics.spec import BY_NAME, TEXTS, Metric
+from gpudiag.template import Template, parse_template
+
+Outcome = Literal["fired", "clear", "not_judged", "error"]
+
+# The parts of the account (account.py), which bounds are taken from. "*" in a rule: any part.
+PARTS = (
+    "compute", "communication_exposed",
+    "copy_exposed.h2d", "copy_exposed.d2h", "copy_exposed.d2d", "copy_exposed.p2p", "copy_exposed.managed",
+    "copy_exposed.other", "memset_exposed",
+    "idle.input", "idle.sync", "idle.launch", "idle.allocator", "idle.compile", "idle.checkpoint_log", "idle.gc",
+    "idle.host", "idle.profiler", "idle.unknown",
+    "host.input", "host.h2d", "host.forward", "host.backward", "host.optimizer", "host.checkpoint_log", "host.compile",
+    "host.gc", "host.framework", "host.other",
+)  # fmt: skip
+# The edits that savings.py can make to the dependency graph before replaying it.
+EDITS = ("remove_idle", "more_workers", "overlap_copy", "remove_sync", "shrink_launch", "remove_pause")
+MAX_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class RuleProblem:
+    """A fault in a rule file; line and column are 1-based (0 where the file as a whole is meant)."""
+
+    path: Path
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        place = f":{self.line}:{self.column}" if self.line else ""
+        return f"{self.path}{place}: {self.message}"
+
+
+@dataclass(frozen=True)
+class SeverityBands:
+    """Least share of the step for each severity; a share below `info` stays silent. fixed: for rules about no time."""
+
+    info: float = 0.03
+    warning: float = 0.10
+    critical: float = 0.25
+    fixed: Severity | None = None
+    reason: str = ""
+
+    def of(self, share: float) -> Severity | None:
+        if self.fixed:
+            return self.fixed
+        if share >= self.critical:
+            return "critical"
+        if share >= self.warning:
+            return "warning"
+        return "info" if share >= self.info else None
+
+
+@dataclass(frozen=True)
+class RuleEvidence:
+    label: str
+    value: Template
+
+
+@dataclass(frozen=True)
+class RuleFix:
+    """when: shown only where this is true."""
+
+    change: Template
+    only_if: Template
+    proof: Template
+    code: Template
+    when: Expr | None
+
+
+@dataclass(frozen=True)
+class RuleExample:
+    """Metric values and what the rule must say of them. severity: checked when given. place: index in the file."""
+
+    name: str
+    outcome: Outcome
+    metrics: dict[str, Metric]
+    texts: dict[str, str]
+    severity: Severity | None
+    place: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A checked rule. The fields are explained in the README ("Add a rule").
+
+    unless: guards; one that is true clears the rule, one that cannot be judged is ignored. bound, summary: alternatives,
+    the first that can be computed counts. part: account parts that the bound is taken from. explained_by: rules that
+    explain this one where they fired with at least its bound. after: rules that come first in the method: where one is
+    a warning, curing this would gain little yet, so it becomes a note under that one. gate: when it fires, no rule about time is judged.
+    """
+
+    id: str
+    path: Path
+    step: StepName
+    category: BoundBy
+    severity: SeverityBands
+    title: str
+    when: Expr
+    unless: tuple[Expr, ...]
+    bound: tuple[Expr, ...]
+    part: tuple[str, ...]
+    explained_by: tuple[str, ...]
+    after: tuple[str, ...]
+    gate: bool
+    edit: str
+    no_estimate: str
+    summary: tuple[Template, ...]
+    why: str
+    basis: str
+    wrong_when: str
+    where: tuple[str, ...]
+    evidence: tuple[RuleEvidence, ...]
+    fixes: tuple[RuleFix, ...]
+    references: tuple[str, ...]
+    aliases: tuple[str, ...]
+    examples: tuple[RuleExample, ...] = field(repr=False)
+
+
+_FIELDS = {
+    "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "estimate",
+    "summary", "why", "basis", "wrong_when", "where", "evidence", "fix", "reference", "aliases", "example",
+}  # fmt: skip
+_REQUIRED = ("id", "step", "category", "title", "when", "bound", "estimate", "summary", "why", "basis", "wrong_when")
+_TABLES = {
+    "severity": {"info", "warning", "critical", "fixed", "reason"},
+    "estimate": {"edit", "none"},
+    "evidence": {"label", "value"},
+    "fix": {"change", "only_if", "proof", "code", "when"},
+    "reference": {"title", "url"},
+    "example": {"name", "outcome", "severity", "metrics", "texts"},
+}
+T = TypeVar("T")
+Path_ = toml_places.Path
+
+
+class _Checker:
+    """Reads one file's table and collects its problems instead of stopping at the first."""
+
+    def __init__(self, path: Path, text: str, table: dict[str, Any]) -> None:
+        self.path, self.text, self.table = path, text, table
+        self.problems: list[RuleProblem] = []
+        self._places: dict[Path_, int] | None = None
+
+    def index(self, place: Path_) -> int:
+        if self._places is None:
+            self._places = toml_places.places(self.text)
+        for path in (place, (*place, "="), place[:-1]):
+            if path in self._places:
+                return self._places[path]
+        return 0
+
+    def problem(self, place: Path_, message: str, offset: int = 0) -> None:
+        line, column = toml_places.line_and_column(self.text, self.index(place) + offset)
+        self.problems.append(RuleProblem(self.path, line, column, f"{_name(place)}: {message}" if place else message))
+
+    def known(self, table: Mapping[str, Any], allowed: set[str], place: Path_) -> None:
+        for key in table:
+            if key not in allowed:
+                self.problem((*place, key, "="), f"no such field{did_you_mean(key, allowed)}")
+
+    def string(self, table: Mapping[str, Any], place: Path_, *, required: bool = False) -> str:
+        value = table.get(str(place[-1]), "")
+        if not isinstance(value, str):
+            self.problem(place, f"must be a string, this is {type(value).__name__}")
+            return ""
+        if required and not value.strip():
+            self.problem(place, "is missing or empty")
+        return value
+
+    def strings(self, table: Mapping[str, Any], place: Path_, *, one: bool = False) -> list[tuple[Path_, str]]:
+        """A string or a list of strings, each with its place. one: a single string is fine."""
+        value = table.get(str(place[-1]), [])
+        if one and isinstance(value, str):
+            return [(place, value)]
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.problem(place, "must be a list of strings" + (" or one string" if one else ""))
+            return []
+        return [((*place, i), item) for i, item in enumerate(value)]
+
+    def tables(self, name: str) -> list[dict[str, Any]]:
+        value = self.table.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            self.problem((name,), f"must be written as [[{name}]]")
+            return []
+        for i, item in enumerate(value):
+            self.known(item, _TABLES[name], (name, i))
+        return value
+
+    def choice(self, value: str, place: Path_, allowed: tuple[str, ...], default: T) -> T:
+        if value in allowed:
+            return value  # type: ignore[return-value]
+        if value:
+            self.problem(place, f"no such value {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)}")
+        return default
+
+    def parsed(self, parse_one: Callable[[str], T], text: str, place: Path_) -> T | None:
+        try:
+            return parse_one(text)
+        except ExprError as error:
+            self.problem(place, error.message, error.offset)
+            return None
+
+    def template(self, table: Mapping[str, Any], place: Path_, *, required: bool = False) -> Template:
+        text = self.string(table, place, required=required)
+        return self.parsed(parse_template, text, place) or Template(())
+
+
+def _name(place: Path_) -> str:
+    return ".".join(str(part + 1) if isinstance(part, int) else part for part in place if part != "=")
+
+
+def read_rule(path: Path) -> tuple[Rule | None, list[RuleProblem]]:
+    """The rule, or all that is wrong with the file. Raises nothing for a file that can be opened or not."""
+    try:
+        raw = path.read_bytes()
+        if len(raw) > MAX_BYTES:
+            return None, [RuleProblem(path, 0, 0, f"longer than {MAX_BYTES} bytes: not a rule")]
+        text = raw.decode()
+        table = tomllib.loads(text)
+    except OSError as error:
+        return None, [RuleProblem(path, 0, 0, f"cannot be read ({error.strerror})")]
+    except UnicodeDecodeError:
+        return None, [RuleProblem(path, 0, 0, "is not UTF-8")]
+    except tomllib.TOMLDecodeError as error:
+        line, column = _toml_place(str(error))
+        return None, [RuleProblem(path, line, column, f"not TOML: {error}")]
+    except RecursionError:
+        return None, [RuleProblem(path, 0, 0, "not TOML that can be read: nested too deeply")]
+    checker = _Checker(path, text, table)
+    rule = _rule(checker)
+    return (None if checker.problems else rule), checker.problems
+
+
+def _toml_place(message: str) -> tuple[int, int]:
+    """tomllib says `... (at line 3, column 5)`."""
+    numbers = [int(word.strip("),")) for word in message.split() if word.strip("),").isdigit()]
+    return (numbers[-2], numbers[-1]) if len(numbers) >= 2 else (0, 0)
+
+
+def _rule(c: _Checker) -> Rule | None:
+    t = c.table
+    c.known(t, _FIELDS, ())
+    for name in _REQUIRED:
+        if name not in t:
+            c.problem((), f"the field {name!r} is missing")
+    text = {name: c.string(t, (name,), required=name in t) for name in ("id", "step", "category", "title", "when")}
+    prose = {name: c.string(t, (name,), required=name in t) for name in ("why", "basis", "wrong_when")}
+    if text["id"] and text["id"] != c.path.stem:
+        c.problem(("id",), f"{text['id']!r} must be the file's name, {c.path.stem!r}")
+    when = c.parsed(condition, text["when"], ("when",)) if text["when"] else None
+    unless = [c.parsed(condition, s, place) for place, s in c.strings(t, ("unless",))]
+    bound = [c.parsed(lambda s: quantity(s, "ns"), s, place) for place, s in c.strings(t, ("bound",), one=True)]
+    summary = [c.parsed(parse_template, s, place) for place, s in c.strings(t, ("summary",), one=True)]
+    part = [c.choice(s, place, (*PARTS, "*"), "*") for place, s in c.strings(t, ("part",))]
+    where = [c.choice(s, place, tuple(x.name for x in TEXTS), "") for place, s in c.strings(t, ("where",))]
+    gate = t.get("gate", False)
+    if not isinstance(gate, bool):
+        c.problem(("gate",), "must be true or false")
+    severity = _severity(c)
+    edit, no_estimate = _estimate(c)
+    fixes = _fixes(c)
+    evidence = tuple(
+        RuleEvidence(
+            c.string(item, ("evidence", i, "label"), required=True),
+            c.template(item, ("evidence", i, "value"), required=True),
+        )
+        for i, item in enumerate(c.tables("evidence"))
+    )
+    references = []
+    for i, item in enumerate(c.tables("reference")):
+        title = c.string(item, ("reference", i, "title"), required=True)
+        url = c.string(item, ("reference", i, "url"))
+        references.append(f"{title}: {url}" if url else title)
+    if not part and severity.fixed is None:
+        c.problem((), "`part` is missing: a rule about time says which parts of the account it takes its bound from")
+    examples = _examples(c)
+    if when is None or not bound or not summary or None in bound or None in summary or None in unless:
+        return None
+    return Rule(
+        id=text["id"],
+        path=c.path,
+        step=c.choice(text["step"], ("step",), get_args(StepName), "overall"),
+        category=c.choice(text["category"], ("category",), get_args(BoundBy), "none"),
+        severity=severity,
+        title=text["title"],
+        when=when,
+        unless=tuple(x for x in unless if x),
+        bound=tuple(x for x in bound if x),
+        part=tuple(part),
+        explained_by=tuple(s for _, s in c.strings(t, ("explained_by",))),
+        after=tuple(s for _, s in c.strings(t, ("after",))),
+        gate=bool(gate),
+        edit=edit,
+        no_estimate=no_estimate,
+        summary=tuple(x for x in summary if x),
+        **prose,
+        where=tuple(where),
+        evidence=evidence,
+        fixes=fixes,
+        references=tuple(references),
+        aliases=tuple(s for _, s in c.strings(t, ("aliases",))),
+        examples=examples,
+    )
+
+
+def _severity(c: _Checker) -> SeverityBands:
+    table = c.table.get("severity", {})
+    if not isinstance(table, dict):
+        c.problem(("severity",), "must be a table: severity = {info = 0.03, warning = 0.10, critical = 0.25}")
+        return SeverityBands()
+    c.known(table, _TABLES["severity"], ("severity",))
+    reason = c.string(table, ("severity", "reason"))
+    fixed = c.choice(c.string(table, ("severity", "fixed")), ("severity", "fixed"), get_args(Severity), None)
+    numbers = []
+    for name, default in (("info", 0.03), ("warning", 0.10), ("critical", 0.25)):
+        value = table.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            c.problem(("severity", name), "must be a share of the step, 0 to 1")
+            value = default
+        numbers.append(float(value))
+    if numbers != sorted(numbers):
+        c.problem(("severity",), "info <= warning <= critical must hold")
+    if table and not reason.strip():
+        c.problem(("severity",), "differs from the usual 3, 10 and 25 % of the step: say why in `reason`")
+    return SeverityBands(numbers[0], numbers[1], numbers[2], fixed, reason)
+
+
+def _estimate(c: _Checker) -> tuple[str, str]:
+    table = c.table.get("estimate", {})
+    if not isinstance(table, dict) or (table and len(table) != 1):
+        c.problem(("estimate",), 'must be {edit = "NAME"} or {none = "why there is no estimate"}')
+        return "", ""
+    c.known(table, _TABLES["estimate"], ("estimate",))
+    edit = c.string(table, ("estimate", "edit"), required="edit" in table)
+    reason = c.string(table, ("estimate", "none"), required="none" in table)
+    return c.choice(edit, ("estimate", "edit"), EDITS, ""), reason
+
+
+def _fixes(c: _Checker) -> tuple[RuleFix, ...]:
+    fixes = []
+    for i, item in enumerate(c.tables("fix")):
+        when = c.string(item, ("fix", i, "when"))
+        fixes.append(
+            RuleFix(
+                change=c.template(item, ("fix", i, "change"), required=True),
+                only_if=c.template(item, ("fix", i, "only_if"), required=True),
+                proof=c.template(item, ("fix", i, "proof"), required=True),
+                code=c.template(item, ("fix", i, "code")),
+                when=c.parsed(condition, when, ("fix", i, "when")) if when else None,
+            )
+        )
+    if not fixes:
+        c.problem((), "at least one [[fix]] is needed")
+    return tuple(fixes)
+
+
+def _examples(c: _Checker) -> tuple[RuleExample, ...]:
+    examples = []
+    for i, item in enumerate(c.tables("example")):
+        place: Path_ = ("example", i)
+        values, texts = item.get("metrics", {}), item.get("texts", {})
+        if not isinstance(values, dict) or not isinstance(texts, dict):
+            c.problem(place, "metrics and texts must be tables")
+            continue
+        metrics = {name: _example_metric(c, name, value, (*place, "metrics", name)) for name, value in values.items()}
+        outcome = c.string(item, (*place, "outcome"), required=True)
+        examples.append(
+            RuleExample(
+                name=c.string(item, (*place, "name"), required=True),
+                outcome=c.choice(outcome, (*place, "outcome"), get_args(Outcome), "clear"),
+                metrics={name: metric for name, metric in metrics.items() if metric},
+                texts={str(k): str(v) for k, v in texts.items()},
+                severity=c.choice(c.string(item, (*place, "severity")), (*place, "severity"), get_args(Severity), None),
+                place=c.index(place),
+            )
+        )
+    outcomes = {example.outcome for example in examples}
+    if "fired" not in outcomes or "clear" not in outcomes:
+        c.problem((), 'at least one [[example]] with outcome "fired" and one with "clear" are needed')
+    return tuple(examples)
+
+
+def _example_metric(c: _Checker, name: str, value: object, place: Path_) -> Metric | None:
+    """A number in the metric's own unit, or a text with constants as `13*ms`."""
+    if name not in BY_NAME:
+        c.problem((*place, "="), f"no metric is called {name!r}{did_you_mean(name, BY_NAME)}")
+        return None
+    unit = BY_NAME[name].unit
+    if isinstance(value, str):
+        expr = c.parsed(lambda s: quantity(s, unit), value, place)
+        if expr is None:
+            return None
+        if expr.names:
+            c.problem(place, "an example's value is a number with a unit")
+            return None
+        number = evaluate(expr, {})
+        assert isinstance(number, float)
+        return Metric(name, number / METRIC_UNITS[unit][1], unit, "example")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        c.problem(place, "must be a number")
+        return None
+    return Metric(name, value, unit, "example")
