@@ -70,6 +70,9 @@ class Replay:
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"550.54.15"
 
+    def nvmlSystemGetCudaDriverVersion(self) -> int:  # noqa: N802
+        return 12040
+
     def __getattr__(self, name: str) -> Any:
         if all(name not in gpu for gpu in self.gpus):
             raise AttributeError(name)

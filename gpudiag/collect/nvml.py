@@ -74,6 +74,8 @@ class Nvml:
             module.nvmlInit()
             handles = [module.nvmlDeviceGetHandleByIndex(i) for i in range(module.nvmlDeviceGetCount())]
             self.driver = _text(module.nvmlSystemGetDriverVersion())
+            cuda = module.nvmlSystemGetCudaDriverVersion()  # 12040
+            self.cuda = f"{cuda // 1000}.{cuda % 1000 // 10}"
         except module.NVMLError as error:
             raise NvmlUnavailable(f"NVML does not start: {error}") from error
         self._handles = self._visible(handles, env.get("CUDA_VISIBLE_DEVICES"))
