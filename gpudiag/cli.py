@@ -73,6 +73,15 @@ class Verbs(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(verb, ABOUT[verb]) for verb in self.list_commands(ctx)])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # caught here: click would exit with 1, which is an error by DESIGN 7
+            _silence_stdout()
+            ctx.exit(BROKEN_PIPE)
+        return result
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -86,7 +95,6 @@ class Verbs(click.Group):
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
         except GpudiagError as error:
             sys.stderr.write(f"gpudiag: {clean(error.message)}\n")
             if error.hint:
@@ -98,9 +106,6 @@ class Verbs(click.Group):
         except (click.Abort, KeyboardInterrupt):
             sys.stderr.write("gpudiag: interrupted\n")
             sys.exit(INTERRUPTED)
-        except BrokenPipeError:
-            _silence_stdout()
-            sys.exit(BROKEN_PIPE)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -154,9 +154,9 @@ def _rendered(name: str, diagnosis: Diagnosis, fail_on: Severity | None) -> byte
 def write_output(target: str, data: bytes) -> None:
     """To stdout for `-`, else to a file, whole or not at all, named on stderr. Raises GpudiagError."""
     if target == "-":
-        binary = click.get_binary_stream("stdout")
-        binary.write(data)
-        binary.flush()
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
     else:
         write_file(Path(target), data)
         click.echo(f"gpudiag: wrote {clean(target)}", err=True)

@@ -15,6 +15,7 @@ from gpudiag.units import format_ns, format_percent
 _SIGN = {"critical": "🔴", "warning": "🟡", "info": "🔵"}
 _VERDICT_SIGN = {"bottleneck": "🔴", "healthy": "🟢", "cannot_judge": "⚪"}
 _MOST_KERNELS = 10
+_LONGEST = 1_000  # characters of one text; GitHub refuses a comment of more than 65,536
 _PUNCTUATION = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # GitHub turns these into links and mentions even inside plain text; an empty comment keeps the letters and breaks the spell.
 _MENTION = re.compile(r"@(?=\w)")
@@ -60,7 +61,7 @@ def render(diagnosis: Diagnosis) -> str:
 
 def escape(text: str) -> str:
     """Plain text that Markdown, HTML and GitHub leave alone."""
-    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = clean(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _PUNCTUATION.sub(r"\\\1", text)
     text = _ISSUE.sub(r"\1<!-- -->", _MENTION.sub("@<!-- -->", text))
     return _LINK.sub(r"\1<!-- -->", text)
