@@ -104,6 +104,10 @@ def device_account(rank: int, device: int, window: Intervals, layers: Layers, ho
     claims += [(f"copy_exposed.{label}", part) for label, part in layers.copies_exposed.items()]
     claims.append(("memset_exposed", layers.memset_exposed))
     idle = window.subtract(layers.busy)
+    if len(layers.busy) and len(window):
+        # Work that was launched before the recording began is in no recording: until the first recorded operation
+        # nobody can say that the device was idle, let alone why (a torch.profiler window starts between steps).
+        claims.append(("idle.unknown", window.clip(int(window.start[0]), int(layers.busy.start[0]))))
     claims += [
         ("idle.profiler", host.profiler),
         ("idle.input", host.input),

@@ -29,6 +29,8 @@ HAND_MADE = re.compile(
 OPTIMIZER = re.compile(r"^(?:gpudiag::)?optimizer$|^Optimizer\.step#|^optimizer[_ ]step$", re.IGNORECASE)
 LOADER_NEXT = re.compile(r"^enumerate\(DataLoader\)#|^(?:gpudiag::)?data_wait$")
 
+WHOLE_RUN = re.compile(r"epoch|train|fit|loop|main|run|profil(?!erstep)|benchmark", re.IGNORECASE)  # ranges that hold many steps
+
 WARM_UP_FACTOR = 1.5  # a leading step this far off the median is start-up (gpuprof uses 3x for the first step alone)
 GAP_SHARE = 0.02  # ranges with larger gaps between them are taken from start to start
 RARE = 3  # an anchor kernel must occur this often to speak of repetition
@@ -61,7 +63,7 @@ def find_steps(timeline: Timeline, ops: GpuOps | None, process: int | None = Non
             found.append(steps)
     if ops is not None and len(ops):
         inferred = _from_kernels(ops)
-        if len(inferred.steady()) >= MIN_STEPS:
+        if len(inferred.steady()) >= MIN_STEPS and not _inside_one_range(inferred, timeline, ranges):
             return inferred
     return max(found, key=len, default=Steps.none())
 
@@ -183,6 +185,17 @@ def _from_kernels(ops: GpuOps) -> Steps:
         return Steps.none()
     cuts = ops.start[rows[best[1]]]
     return _make(cuts[:-1], cuts[1:], np.arange(cuts.size - 1), "inferred", round(best[0], 3))
+
+
+def _inside_one_range(steps: Steps, timeline: Timeline, ranges: Ranges | None) -> bool:
+    """Whether some range holds several of the repeats: then they are layers or micro-steps of what the range marks, not steps."""
+    if ranges is None or not len(ranges):
+        return False
+    held = np.searchsorted(steps.end, ranges.end, side="right") - np.searchsorted(steps.start, ranges.start, side="left")
+    for code in np.unique(ranges.name[held >= 2]):
+        if not WHOLE_RUN.search(timeline.strings[code]):
+            return True
+    return False
 
 
 def _is_nsys(timeline: Timeline) -> bool:

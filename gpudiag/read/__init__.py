@@ -1,0 +1,189 @@
+"""From paths to timelines: what a file is gets decided by its content, never by its name."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle
+from gpudiag.errors import GpudiagError
+from gpudiag.timeline import Kind, Source, Timeline
+
+Progress = Callable[[str], None]
+
+KINDS = ".sqlite, .nsys-rep, .qdrep, .qdstrm, .json, .json.gz, .nvvp, .nvprof, a bundle, or a folder of ranks"
+_SQLITE = b"SQLite format 3\x00"
+_NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
+_NSYS_STREAM_SUFFIX = ".qdstrm"  # the stream format has no published magic; its name is the only mark
+_RECORDING_NAMES = (".sqlite", ".json", ".json.gz", ".nsys-rep", ".qdrep", ".qdstrm", ".nvvp", ".nvprof")
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """All timelines of one analysis: one a rank (nsys: one a file). bundle: where they came from, if from one."""
+
+    timelines: tuple[Timeline, ...]
+    bundle: Bundle | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> Recordings:
+    """Read every path. Raises GpudiagError for what is missing, empty, unreadable or of no known kind."""
+    tell = progress or (lambda _text: None)
+    timelines: list[Timeline] = []
+    warnings: list[str] = []
+    bundle: Bundle | None = None
+    for path in paths:
+        if not path.exists():
+            raise GpudiagError(f"{path}: no such file or folder", f"give the path of a recording: {KINDS}")
+        if is_bundle(path):
+            bundle = read_bundle(path)
+            got, said = _from_bundle(bundle, tell)
+            timelines += got
+            warnings += said
+        elif path.is_dir():
+            timelines += _from_folder(path, tell)
+        else:
+            timelines.append(read_file(path, tell))
+    if not timelines:
+        raise GpudiagError("no recording given", f"name at least one of: {KINDS}")
+    return Recordings(_distinct_ranks(timelines), bundle, tuple(warnings))
+
+
+def read_file(path: Path, progress: Progress) -> Timeline:
+    """One recording of one file. Raises GpudiagError."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise GpudiagError(f"{path}: {error.strerror}", "check the file's permissions") from error
+    if not head:
+        raise GpudiagError(
+            f"{path}: the file is empty", "record again; an empty file usually means that the recorder was killed"
+        )
+    progress(f"reading {path.name}")
+    if head.startswith(_SQLITE):
+        return _read_sqlite(path, progress)
+    if head.startswith(_NSYS_REPORT) or path.suffix == _NSYS_STREAM_SUFFIX:
+        return _read_report(path, progress)
+    if head.lstrip().startswith(b"<?xml"):
+        from gpudiag.read.nvprof import read_nvprof
+
+        return read_nvprof(path)
+    if head.startswith(b"\x1f\x8b") or head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        from gpudiag.read.kineto import read_kineto, sniff_json
+
+        if sniff_json(path) == "diagnosis":
+            raise GpudiagError(
+                f"{path}: this is a diagnosis, not a recording", f"gpudiag analyze {path} alone draws it again"
+            )
+        return read_kineto(path, progress)
+    raise GpudiagError(f"{path}: not a recording that gpudiag knows", f"give one of: {KINDS}")
+
+
+def _read_sqlite(path: Path, progress: Progress) -> Timeline:
+    from gpudiag.read.nsys_sqlite import is_nsys_sqlite, read_nsys_sqlite
+
+    if is_nsys_sqlite(path):
+        return read_nsys_sqlite(path, progress)
+    from gpudiag.read.nvprof import is_nvprof_sqlite, read_nvprof
+
+    if is_nvprof_sqlite(path):
+        return read_nvprof(path)
+    raise GpudiagError(
+        f"{path}: a SQLite database, but neither an nsys export nor an nvprof recording",
+        "export the report with `nsys export --type sqlite REPORT.nsys-rep`",
+    )
+
+
+def _read_report(path: Path, progress: Progress) -> Timeline:
+    from gpudiag.read.nsys_report import export_report
+    from gpudiag.read.nsys_sqlite import read_nsys_sqlite
+
+    with tempfile.TemporaryDirectory(prefix="gpudiag-export-") as folder:
+        progress(f"exporting {path.name} with nsys")
+        timeline = read_nsys_sqlite(export_report(path, Path(folder)), progress)
+    return replace(timeline, source=replace(timeline.source, path=str(path)))
+
+
+def _from_folder(path: Path, progress: Progress) -> list[Timeline]:
+    """A folder of ranks: every recording directly inside it, by name."""
+    files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(_RECORDING_NAMES))
+    if not files:
+        raise GpudiagError(f"{path}: the folder holds no recording and no manifest.json", f"give one of: {KINDS}")
+    return [read_file(file, progress) for file in files]
+
+
+def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], list[str]]:
+    """The timelines of the capture that says most: GPU work first, nsys before torch where both have it.
+
+    Records of our own (loader, steps, call sites) and NVML samples of the same capture are joined to each timeline.
+    """
+    from gpudiag.read.loader_log import attach, read_process_log
+    from gpudiag.read.nvml_samples import read_nvml_devices, read_nvml_samples
+
+    warnings = list(bundle.manifest.warnings)
+    tried: list[tuple[CaptureInfo, list[Timeline]]] = []
+    for capture in bundle.manifest.captures:
+        warnings += [f"{capture.name}: {note}" for note in capture.notes]
+        if capture.failed:
+            warnings.append(f"{capture.name}: {capture.failed}")
+        traces = [bundle.path / name for name in capture.files.get("trace", [])]
+        logs = [bundle.path / name for name in capture.files.get("log", [])]
+        timelines: list[Timeline] = []
+        for trace in traces:
+            try:
+                timelines.append(read_file(trace, progress))
+            except GpudiagError as error:
+                warnings.append(f"{capture.name}: {error.message}")
+        log = read_process_log(logs) if logs else None
+        if log is not None:
+            timelines = [attach(timeline, log) for timeline in timelines]
+        for name in capture.files.get("nvml", []):
+            file = bundle.path / name
+            timelines = [
+                replace(
+                    timeline,
+                    samples=read_nvml_samples(file, timeline.time_base_ns or 0),
+                    devices={**read_nvml_devices(file), **timeline.devices},
+                )
+                for timeline in timelines
+            ]
+        tried.append((capture, timelines))
+    best = max(tried, key=lambda item: _worth(item[0], item[1]), default=None)
+    if best is None or not best[1]:
+        reasons = "; ".join(warnings) or "the run ended before anything was recorded"
+        raise GpudiagError(
+            f"{bundle.path}: the bundle holds no recording ({reasons})",
+            "profile the script again, with fewer --warmup steps if it is short",
+        )
+    for capture, timelines in tried:
+        if capture is not best[0] and timelines:
+            warnings.append(f"judged the {best[0].name} capture; the {capture.name} capture is in the bundle beside it")
+    return [_as_bundle(timeline, bundle) for timeline in best[1]], warnings
+
+
+def _worth(capture: CaptureInfo, timelines: Sequence[Timeline]) -> tuple[int, int, int]:
+    kernels = sum(
+        int((timeline.gpu_ops.kind == Kind.KERNEL).sum()) for timeline in timelines if timeline.gpu_ops is not None
+    )
+    operators = sum(len(timeline.cpu_ops) for timeline in timelines if timeline.cpu_ops is not None)
+    if kernels:
+        return 2, int(capture.kind == "nsys"), operators
+    return int(bool(timelines)), int(operators > 0), operators
+
+
+def _as_bundle(timeline: Timeline, bundle: Bundle) -> Timeline:
+    return replace(
+        timeline, source=Source("bundle", str(bundle.path), timeline.source.recorder, timeline.source.schema)
+    )
+
+
+def _distinct_ranks(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
+    """Ranks as recorded; numbered in the given order where two files claim the same one."""
+    ranks = [timeline.rank for timeline in timelines]
+    if len(set(ranks)) == len(ranks):
+        return tuple(sorted(timelines, key=lambda timeline: timeline.rank))
+    return tuple(replace(timeline, rank=number) for number, timeline in enumerate(timelines))

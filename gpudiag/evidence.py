@@ -1,0 +1,99 @@
+"""What a recording lost or bent, and what can therefore not be said from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gpudiag.metrics.base import Metric, Missing
+from gpudiag.scope import Scope
+from gpudiag.steps import MIN_STEPS
+from gpudiag.timeline import Kind
+from gpudiag.units import format_ns, format_percent
+
+LOST_LAUNCHES = 0.01  # issue 3: over 1 % missing is said
+UNTRUSTED_SLOWDOWN = 1.15  # RULES.md O7, nsys-ai: 15 % is contaminated
+NOTABLE_SLOWDOWN = 1.05
+LEAST_OPERATIONS = 50
+LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
+SKEW_SHARE = 0.01  # share of kernels that start before their launch call began
+
+Values = Mapping[str, Metric | Missing]
+
+
+def number(values: Values, name: str) -> float | None:
+    """The value of a metric, None when it is missing."""
+    metric = values[name]
+    return None if isinstance(metric, Missing) else float(metric.value)
+
+
+def cannot_judge(scope: Scope, values: Values) -> str:
+    """Why nothing can be said of this scope, as a clause with numbers; "" when it can be judged."""
+    timeline = scope.timeline
+    if scope.ops is None:
+        if timeline.gpu_ops is None and timeline.api_calls is not None and len(timeline.api_calls):
+            return f"{len(timeline.api_calls)} CUDA API calls were recorded but no GPU activity"
+        if len(scope.steps) < MIN_STEPS and not len(scope.window):
+            return "nothing that repeats was recorded"
+        return ""
+    operations, busy = len(scope.window_ops), scope.window.intersect(scope.layers.busy).total() if scope.layers else 0
+    if operations < LEAST_OPERATIONS and busy < LEAST_WORK_NS and len(scope.steps) < MIN_STEPS:
+        return (
+            f"{operations} GPU operations with {format_ns(busy)} of work are too few to tell a habit from an accident"
+        )
+    lost = number(values, "launches_missing_share")
+    if lost is not None and lost > 0.5:
+        return f"{format_percent(lost)} of the launched work has no GPU record: busy time is a lower bound far off"
+    return ""
+
+
+def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
+    """One sentence for each thing that limits what can be said of this scope."""
+    timeline = scope.timeline
+    yield from timeline.warnings
+    for repair in timeline.repairs:
+        yield f"{repair.count} of {repair.total} rows: {repair.what}"
+    if 0 < len(scope.all_steps) < MIN_STEPS:
+        yield (
+            f"{len(scope.all_steps)} {'step is' if len(scope.all_steps) == 1 else 'steps are'} too few to judge by step: "
+            f"the figures are those of the whole span, start-up included"
+        )
+    elif not len(scope.all_steps) and scope.ops is not None:
+        yield "no steps are known: the figures are those of the whole span, start-up included"
+    elif scope.all_steps.source == "inferred":
+        yield (
+            f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
+        )
+    lost = number(values, "launches_missing_share")
+    if lost is not None and lost > LOST_LAUNCHES:
+        yield f"{format_percent(lost)} of the launch calls have no GPU record: busy time is a lower bound"
+    orphans = number(values, "kernels_without_launch_share")
+    if orphans is not None and orphans > LOST_LAUNCHES:
+        yield f"{format_percent(orphans)} of the kernels have no launch call in the recording: host causes are only partly known"
+    slowdown = number(values, "observer_slowdown")
+    if slowdown is not None and slowdown >= UNTRUSTED_SLOWDOWN:
+        yield f"recording made steps {format_percent(slowdown - 1)} longer: host and launch shares are inflated"
+    elif slowdown is not None and slowdown >= NOTABLE_SLOWDOWN:
+        yield f"recording made steps {format_percent(slowdown - 1)} longer"
+    if timeline.with_stack:
+        yield "recorded with Python stacks, which lengthens host code between launches: launch and host shares are inflated"
+    skewed = clock_skew(scope)
+    if skewed > SKEW_SHARE:
+        yield f"{format_percent(skewed)} of the kernels start before their launch call: CPU and GPU clocks do not agree"
+    if scope.ops is not None and (scope.ops.kind == Kind.GRAPH).any():
+        yield (
+            "CUDA graphs were recorded as whole launches: rules about single kernels do not see inside them "
+            "(record with --cuda-graph-trace=node)"
+        )
+
+
+def clock_skew(scope: Scope) -> float:
+    """Share of joined kernels that begin before their launch call does. 0.0 where nothing can be joined."""
+    calls = scope.timeline.api_calls
+    if calls is None or scope.launches is None or scope.ops is None:
+        return 0.0
+    joined = scope.launches.call_of >= 0
+    if not joined.any():
+        return 0.0
+    return float(np.mean(scope.ops.start[joined] < calls.start[scope.launches.call_of[joined]]))

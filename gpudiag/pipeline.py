@@ -1,0 +1,221 @@
+"""The whole program in one place: recordings -> scopes -> metrics -> rules -> diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gpudiag import __version__
+from gpudiag.diagnosis import (
+    SCHEMA,
+    AccountInfo,
+    Diagnosis,
+    KernelRow,
+    MetricValue,
+    SourceInfo,
+    StepsInfo,
+)
+from gpudiag.errors import GpudiagError
+from gpudiag.evidence import warnings_of
+from gpudiag.kernels import classify
+from gpudiag.metrics import measure
+from gpudiag.metrics.across import RunFacts, run_facts
+from gpudiag.metrics.base import Metric, Missing
+from gpudiag.metrics.run import run_lengths
+from gpudiag.metrics.texts import texts_of
+from gpudiag.read import Recordings, open_recordings
+from gpudiag.rules import Judgement, RuleSet, judge, load_rules, merge
+from gpudiag.scope import Scope, scopes_of
+from gpudiag.timeline import Kind
+from gpudiag.verdict import verdict_of
+from gpudiag.views import make_views
+
+TOP_KERNELS = 20
+Values = Mapping[str, Metric | Missing]
+
+
+def diagnose(
+    paths: Sequence[Path], *, rules_dirs: Sequence[Path] = (), progress: Callable[[str], None] | None = None
+) -> Diagnosis:
+    """Diagnose what was recorded: files, folders of ranks or a bundle. Raises GpudiagError."""
+    return diagnose_recordings(open_recordings(paths, progress), load_rules(rules_dirs), progress)
+
+
+def diagnose_recordings(
+    recordings: Recordings, rules: RuleSet, progress: Callable[[str], None] | None = None
+) -> Diagnosis:
+    """Each rank and device is judged by itself; findings of the same rule are then merged."""
+    tell = progress or (lambda _text: None)
+    scopes: list[Scope] = []
+    for timeline in recordings.timelines:
+        tell(f"accounting rank {timeline.rank}")
+        scopes += scopes_of(timeline)
+    if not scopes:
+        source = recordings.timelines[0].source
+        said = "; ".join(recordings.timelines[0].diagnostics[:3])
+        raise GpudiagError(
+            f"{source.path}: the recording holds no GPU work, no steps and no operators"
+            + (f" ({said})" if said else ""),
+            "record again with `gpudiag profile SCRIPT`, or trace CUDA and NVTX",
+        )
+    facts = run_facts(scopes)
+    tell("judging")
+    values = [measure(scope, facts) for scope in scopes]
+    judged = merge([_judge(rules, scope, metrics, facts) for scope, metrics in zip(scopes, values, strict=True)])
+    main = _main_scope(scopes)
+    scope, metrics = scopes[main], values[main]
+    timeline = scope.timeline
+    return Diagnosis(
+        schema=SCHEMA,
+        gpudiag=__version__,
+        source=SourceInfo(timeline.source.kind, timeline.source.path, timeline.source.recorder),
+        verdict=verdict_of(scopes, main, metrics, judged, facts),
+        steps=_steps_info(scope),
+        accounts=tuple(_account_info(scope) for scope in scopes),
+        devices=tuple(scope.figures for scope in scopes if scope.figures is not None),
+        metrics={name: _metric_value(metric) for name, metric in metrics.items()},
+        findings=judged.findings,
+        not_judged=judged.not_judged,
+        warnings=_warnings(recordings, scopes, values, judged, rules),
+        kernels=tuple(row for scope in scopes for row in kernel_rows(scope)),
+        rules=dict(judged.outcomes),
+        rule_steps={rule.id: rule.step for rule in rules},
+        ranks=_rank_rows(scopes, facts),
+        loaders=tuple(msgspec.to_builtins(vars(info)) for info in timeline.loaders),
+        environment=dict(recordings.bundle.manifest.environment) if recordings.bundle else {},
+        views=make_views(timeline, scope.account),
+    )
+
+
+def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Judgement:
+    count = scope.count
+    return judge(
+        rules,
+        metrics,
+        step_time_ns=scope.account.total // count,
+        parts={part: ns / count for part, ns in scope.parts.items()},
+        texts=texts_of(scope, facts),
+        rank=scope.rank,
+        device=scope.device,
+    )
+
+
+def _main_scope(scopes: Sequence[Scope]) -> int:
+    """The device whose metrics and steps the report shows: the one with the least compute in its window (the most to win);
+    between equals the first."""
+
+    def lost(scope: Scope) -> float:
+        return 1 - scope.parts.get("compute", 0) / max(1, scope.account.total)
+
+    return max(range(len(scopes)), key=lambda i: (scopes[i].ops is not None, round(lost(scopes[i]), 3), -i))
+
+
+def _steps_info(scope: Scope) -> StepsInfo:
+    lengths = run_lengths(scope)
+    known = scope.all_steps
+    return StepsInfo(
+        count=len(scope.steps) or len(known),
+        median_ns=int(np.median(lengths)) if lengths.size else None,
+        p99_ns=int(np.quantile(lengths, 0.99, method="higher")) if lengths.size else None,
+        source=known.source,
+        warm_up=int(known.warm_up.sum()),
+        confidence=known.confidence,
+        durations_ns=tuple(int(ns) for ns in lengths[:10_000]),
+    )
+
+
+def _account_info(scope: Scope) -> AccountInfo:
+    account = scope.account
+    window = account.window
+    return AccountInfo(
+        rank=scope.rank,
+        device=scope.device,
+        scope="steps" if len(account.steps) else "span",
+        window_ns=(int(window.start[0]), int(window.end[-1])) if len(window) else (0, 0),
+        total_ns=account.total,
+        parts=scope.parts,
+        steps=len(account.steps),
+        per_step=tuple(account.per_step()[:2_000]),
+    )
+
+
+def _metric_value(metric: Metric | Missing) -> MetricValue:
+    if isinstance(metric, Missing):
+        return MetricValue(missing=metric.reason, record_with=metric.record_with)
+    number = metric.value
+    return MetricValue(value=round(number, 6) if isinstance(number, float) else number, unit=metric.unit)
+
+
+def kernel_rows(scope: Scope) -> list[KernelRow]:
+    """The kernels with most time in the window, communication included; at most TOP_KERNELS."""
+    if scope.ops is None:
+        return []
+    ops = scope.window_ops
+    mask = np.isin(ops.kind, (Kind.KERNEL, Kind.COMM, Kind.GRAPH))
+    if not mask.any():
+        return []
+    codes, inverse = np.unique(ops.name[mask], return_inverse=True)
+    length = (ops.end - ops.start)[mask]
+    total = np.zeros(codes.size, np.int64)
+    np.add.at(total, inverse, length)
+    count = np.bincount(inverse, minlength=codes.size)
+    strings = scope.timeline.strings
+    order = sorted(range(codes.size), key=lambda i: (-total[i], strings[codes[i]]))[:TOP_KERNELS]
+    everything = max(1, int(total.sum()))
+    rows = []
+    for i in order:
+        name = strings[codes[i]]
+        kind = classify(name)
+        rows.append(
+            KernelRow(
+                name=name,
+                what=kind.family,
+                count=int(count[i]),
+                total_ns=int(total[i]),
+                average_ns=int(total[i] // count[i]),
+                share=int(total[i]) / everything,
+                tensor_cores=kind.tensor_cores,
+                rank=scope.rank,
+                device=scope.device,
+            )
+        )
+    return rows
+
+
+def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, object], ...]:
+    """One row a rank and device when there are several."""
+    if len(scopes) < 2:
+        return ()
+    rows: list[dict[str, object]] = []
+    for scope in scopes:
+        row: dict[str, object] = {
+            "rank": scope.rank,
+            "device": scope.device,
+            "step_ns": scope.account.total // scope.count,
+            "busy": 1 - sum(ns for p, ns in scope.parts.items() if p.startswith("idle.")) / max(1, scope.account.total),
+        }
+        mine = facts.stragglers.get(scope.rank)
+        if mine is not None:
+            row |= {
+                "comm_ns": mine.comm_ns,
+                "comm_wait_ns": mine.wait_ns,
+                "came_last": mine.last,
+                "collectives": facts.collectives,
+                "late": scope.rank in facts.late_ranks,
+            }
+        rows.append(row)
+    return tuple(rows)
+
+
+def _warnings(
+    recordings: Recordings, scopes: Sequence[Scope], values: Sequence[Values], judged: Judgement, rules: RuleSet
+) -> tuple[str, ...]:
+    said = list(recordings.warnings)
+    for scope, metrics in zip(scopes, values, strict=True):
+        said += warnings_of(scope, metrics)
+    said += judged.errors
+    said += rules.notes
+    return tuple(dict.fromkeys(said))

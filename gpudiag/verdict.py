@@ -1,0 +1,196 @@
+"""The verdict: one word for what binds the run, one sentence with its numbers, and how clear it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpudiag.diagnosis import BoundBy, Finding, Verdict
+from gpudiag.evidence import Values, cannot_judge, number
+from gpudiag.metrics.across import RunFacts
+from gpudiag.rules import Judgement
+from gpudiag.scope import Scope
+from gpudiag.units import format_ns, format_percent, format_rate
+
+BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
+LOSS = 0.10  # severity `warning` (DESIGN 5)
+THIN = 0.05  # two owners within five points of the step are called a near tie
+
+# Which part of the account speaks for which cause. What compute is made of is for the compute rules to say.
+OWNER: dict[str, BoundBy] = {
+    "communication_exposed": "communication",
+    "copy_exposed.h2d": "transfer",
+    "copy_exposed.d2h": "transfer",
+    "copy_exposed.d2d": "transfer",
+    "copy_exposed.p2p": "transfer",
+    "copy_exposed.managed": "transfer",
+    "copy_exposed.other": "transfer",
+    "memset_exposed": "memory",
+    "idle.input": "input",
+    "idle.sync": "sync",
+    "idle.launch": "launch",
+    "idle.allocator": "memory",
+    "idle.compile": "host",
+    "idle.checkpoint_log": "host",
+    "idle.gc": "host",
+    "idle.host": "host",
+    "idle.profiler": "none",
+    "idle.unknown": "none",
+    "host.input": "input",
+    "host.checkpoint_log": "host",
+    "host.compile": "host",
+    "host.gc": "host",
+    "host.other": "host",
+}
+WORDS: dict[BoundBy, str] = {
+    "input": "waiting for input data",
+    "transfer": "exposed copies",
+    "launch": "launching work (framework code on the host)",
+    "sync": "idle after waits of the host for the device",
+    "communication": "exposed communication",
+    "memory": "memory management",
+    "host": "other host code",
+    "power": "power or heat limits",
+    "none": "causes that were not recorded",
+}
+
+
+def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
+    """The verdict on the run; `main` is the scope that the report shows."""
+    scope = scopes[main]
+    reason = cannot_judge(scope, metrics)
+    if reason or "not_enough_evidence" in {f.rule for f in judged.findings}:
+        return Verdict("cannot_judge", "none", f"Cannot judge: {reason or _gate_text(judged)}.")
+    total = max(1, sum(s.account.total for s in scopes))
+    lost: dict[BoundBy, int] = {}
+    for one in scopes:
+        for part, ns in one.parts.items():
+            if part in OWNER:
+                lost[OWNER[part]] = lost.get(OWNER[part], 0) + ns
+    ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
+    if scope.ops is None:
+        return _host_verdict(scope, ranked, judged, total)
+    busy = 1 - sum(ns for s in scopes for p, ns in s.parts.items() if p.startswith("idle.")) / total
+    compute = sum(s.parts.get("compute", 0) for s in scopes) / total
+    owner, ns = ranked[0] if ranked else ("none", 0)
+    share = ns / total
+    what = f"the GPU{'s are' if len(scopes) > 1 else ' is'} busy {format_percent(busy)} of the time"
+    step = _per_step(scope, share)
+    hints = [f for f in judged.findings if f.step == "compute" and f.severity != "info" and not f.caused_by]
+    late = _late(facts, owner)
+    if share >= LOSS:
+        detail = _detail(owner, scopes, metrics, share)
+        if owner == "none":
+            return Verdict(
+                "bottleneck",
+                "none",
+                f"{format_percent(share)} of {step} is idle for causes that this recording does not show; {what}.",
+            )
+        return Verdict(
+            "bottleneck",
+            owner,
+            f"Bound by {owner}: {detail}{late}; {what}.",
+            _margin(ranked, total),
+        )
+    if hints:
+        return Verdict(
+            "bottleneck",
+            "compute",
+            f"Bound by compute: {what}, kernels run {format_percent(compute)} of it; {_lower(hints[0])}.",
+            _margin([("compute", int(compute * total)), *ranked], total),
+        )
+    return Verdict("healthy", "none", f"Healthy: {what}, and no cause costs {format_percent(LOSS)} of {step}.")
+
+
+def _gate_text(judged: Judgement) -> str:
+    return next((f.summary for f in judged.findings if f.rule == "not_enough_evidence"), "").rstrip(".")
+
+
+def _lower(finding: Finding) -> str:
+    return finding.title[0].lower() + finding.title[1:]
+
+
+def _per_step(scope: Scope, share: float) -> str:
+    if len(scope.steps):
+        return f"the {format_ns(scope.per_step(scope.account.total))} step"
+    return f"the {format_ns(scope.account.total)} span"
+
+
+def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: float) -> str:
+    scope = scopes[0] if len(scopes) == 1 else max(scopes, key=lambda s: s.account.total)
+    step = _per_step(scope, share)
+    if owner == "input":
+        waiting = number(metrics, "loader_time")
+        held = number(metrics, "step_time")
+        extra = ""
+        if waiting is not None and held and waiting / held - share > 0.02:
+            extra = f" (the loader's next takes {format_percent(waiting / held)}, partly hidden by GPU work)"
+        return f"the GPU is idle {format_percent(share)} of {step} while the host waits for data{extra}"
+    if owner == "transfer":
+        rate = number(metrics, "h2d_pinned_rate")
+        pinned, exposed = number(metrics, "h2d_pinned_exposed"), number(metrics, "copy_exposed_h2d")
+        extra = ""
+        if rate and pinned and exposed and pinned > 0.5 * exposed:
+            extra = f", host to device from pinned memory at {format_rate(rate)}"
+        elif (
+            exposed
+            and number(metrics, "h2d_pageable_exposed")
+            and (number(metrics, "h2d_pageable_exposed") or 0) > 0.5 * exposed
+        ):
+            slow = number(metrics, "h2d_pageable_rate")
+            extra = ", host to device from pageable memory" + (f" at {format_rate(slow)}" if slow else "")
+        return f"copies that nothing hides take {format_percent(share)} of {step}{extra}"
+    if owner == "launch":
+        cost = number(metrics, "launch_cost")
+        per_step = number(metrics, "kernels_per_step")
+        extra = f" ({per_step:.0f} kernels{' a step' if len(scope.steps) else ''}" if per_step else ""
+        extra += f", {format_ns(cost)} a launch call)" if extra and cost else ")" if extra else ""
+        return f"the GPU is idle {format_percent(share)} of {step} while the host prepares launches{extra}"
+    if owner == "sync":
+        waits = number(metrics, "syncs_per_step")
+        extra = f" ({waits:.0f} synchronising calls{' a step' if len(scope.steps) else ''})" if waits else ""
+        return f"the GPU is idle {format_percent(share)} of {step} after waits of the host for it{extra}"
+    if owner == "communication":
+        return f"collectives that nothing hides take {format_percent(share)} of {step}"
+    return f"{WORDS[owner]} takes {format_percent(share)} of {step}"
+
+
+def _late(facts: RunFacts, owner: BoundBy) -> str:
+    if owner != "communication" or not facts.late_ranks:
+        return ""
+    ranks = ", ".join(map(str, facts.late_ranks))
+    return f", and rank{'s' if len(facts.late_ranks) > 1 else ''} {ranks} arrive{'' if len(facts.late_ranks) > 1 else 's'} last"
+
+
+def _margin(ranked: Sequence[tuple[BoundBy, int]], total: int) -> str:
+    if len(ranked) < 2:
+        return ""
+    (first, most), (second, next_most) = ranked[0], ranked[1]
+    if (most - next_most) / total >= THIN or next_most / total < LOSS:
+        return ""
+    return f"{first} ({format_percent(most / total)}) and {second} ({format_percent(next_most / total)}) are close"
+
+
+def _host_verdict(scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: Judgement, total: int) -> Verdict:
+    work = sum(
+        scope.parts.get(f"host.{phase}", 0) for phase in ("forward", "backward", "optimizer", "framework", "h2d")
+    )
+    step = _per_step(scope, 0)
+    computing = f"forward, backward and optimizer take {format_percent(work / total)} of {step} on the CPU; no GPU work was recorded"
+    # A share of plain user code is no loss by itself: without a finding nothing says that it could be less.
+    causes = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category != "none"]
+    owner, ns = ranked[0] if ranked else ("none", 0)
+    if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
+        others = [item for item in ranked if item[0] != "host"]
+        owner, ns = others[0] if others else ("none", 0)
+    if owner != "none" and ns / total >= LOSS and causes:
+        return Verdict(
+            "bottleneck",
+            owner,
+            f"Bound by {owner}: {WORDS[owner]} takes {format_percent(ns / total)} of {step}; {computing}.",
+            _margin(ranked, total),
+        )
+    if causes:
+        first = causes[0]
+        bound: BoundBy = "compute" if first.step == "compute" else "launch" if first.category == "launch" else "host"
+        return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing}.")
+    return Verdict("healthy", "none", f"Healthy: {computing}, and no cause outside them costs {format_percent(LOSS)}.")
