@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import adbc_driver_manager
@@ -28,7 +29,7 @@ from gpudiag.errors import GpudiagError
 
 MAGIC = b"SQLite format 3\x00"
 ABSENT = np.iinfo(np.int64).min  # what a time that is NULL or not a number reads as
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Intern = Callable[[bytes], int]
 
 _BATCH_ROWS = (
@@ -260,7 +261,14 @@ class _Plan:
                 for count, chunk in zip(counts, self.chunks, strict=True):
                     out[at : at + count] = out[chunk.offset : chunk.offset + count]
                     at += count
-        return {name: out[:total] for name, out in self.out.items()}
+        return {name: compact(self.out.pop(name)[:total]) for name in self.job.columns}
+
+
+def compact(column: Array) -> Array:
+    """The same column, without memory of its own where all its values are equal."""
+    if column.size > 1 and column[0] == column[-1] and bool((column == column[0]).all()):
+        return np.broadcast_to(column[0].copy(), column.size)
+    return column
 
 
 def _expression(column: Column, have: Sequence[str], strict: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64
-from gpudiag.read._columns import ABSENT, Array
+from gpudiag.read._columns import ABSENT, Array, compact
 from gpudiag.timeline import Bool, Repair, Table
 
 # Wall-clock ns reach 4e18 in the year 2096; what lies beyond is no time, and sums of it would overflow.
@@ -42,7 +43,7 @@ def distinct(values: Array) -> list[int]:
     """The different values of an integer column, rising. Linear for small non-negative ids, as StringIds are."""
     if not values.size:
         return []
-    low, high = int(values.min()), int(values.max())  # type: ignore[call-overload]
+    low, high = int(values.min()), int(values.max())
     if high - low > 20_000_000:
         return [int(v) for v in np.unique(values)]
     seen = np.zeros(high - low + 1, bool)
@@ -108,13 +109,6 @@ def constant(value: int | float | bool, size: int, dtype: npt.DTypeLike) -> Arra
     return np.broadcast_to(np.asarray(value, dtype), size)
 
 
-def compact(column: Array) -> Array:
-    """The same column, without memory of its own where all its values are equal."""
-    if column.size > 1 and column[0] == column[-1] and bool((column == column[0]).all()):
-        return np.broadcast_to(column[0].copy(), column.size)
-    return column
-
-
 def order_of(start: Int64, end: Int64) -> npt.NDArray[np.intp] | None:
     """The index that sorts by (start, end), equal rows in their given order; None when sorted already."""
     if start.size < 2:
@@ -145,7 +139,7 @@ def assemble(table: type[_T], parts: Sequence[dict[str, Array | int | float]], c
                 return constant(used[0] if used else 0, total, dtype)  # type: ignore[arg-type]
         if len(used) == 1:
             return np.asarray(used[0], dtype)
-        out = np.empty(total, dtype)
+        out: Array = np.empty(total, dtype)
         at = 0
         for value, count in zip(values, counts, strict=True):
             out[at : at + count] = value
@@ -162,7 +156,8 @@ def assemble(table: type[_T], parts: Sequence[dict[str, Array | int | float]], c
 
     columns = {"start": sorted_(start), "end": sorted_(end)}
     del start, end
-    for name in dtypes:
-        if name not in columns:
-            columns[name] = sorted_(compact(joined(name)))
+    rest = [name for name in dtypes if name not in columns]
+    # numpy gathers without the GIL; two at a time, because each column in the making is memory on top.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        columns |= zip(rest, pool.map(lambda name: sorted_(compact(joined(name))), rest), strict=True)
     return table(**columns)

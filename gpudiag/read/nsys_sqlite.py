@@ -20,10 +20,10 @@ import numpy as np
 
 from gpudiag.errors import GpudiagError
 from gpudiag.read import _nsys_meta as meta
-from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, fetch
+from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, compact, fetch
 from gpudiag.read._nsys_gpu import gpu_jobs, read_gpu_ops
 from gpudiag.read._nsys_nvtx import nvtx_job, read_nvtx
-from gpudiag.read._tidy import Strings, assemble, check_times, compact, distinct, recode
+from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
 from gpudiag.read.names import api_name
 from gpudiag.timeline import ApiCalls, DeviceInfo, GpuOps, Overheads, Ranges, Repair, Source, Timeline
 
@@ -238,7 +238,7 @@ def _api_calls(
     )
     part = _host_columns(columns, keep)
     part["name"] = _name_codes(columns.pop("name_id"), names, strings)
-    return assemble(ApiCalls, [part | columns], [int(columns["start"].size)]), repairs
+    return assemble(ApiCalls, [{**part, **columns}], [int(columns["start"].size)]), repairs
 
 
 def _overheads(
@@ -260,7 +260,7 @@ def _overheads(
         full_names = [i for i in distinct(ids) if names.get(i, "").lower().replace("_", " ") == _QUEUE_FULL]
         part["is_queue_full"] = np.isin(columns.pop("type"), full_types) | np.isin(ids, full_names)
         part["name"] = _name_codes(ids, names, strings)
-        parts.append(part | columns)
+        parts.append({**part, **columns})
         counts.append(int(columns["start"].size))
     return assemble(Overheads, parts, counts), repairs
 
@@ -269,7 +269,7 @@ def _devices(
     database: Database, ops: GpuOps, api_calls: ApiCalls | None
 ) -> tuple[GpuOps, dict[int, DeviceInfo], list[str]]:
     """(operations with device and process made sure of, what is known of each used device, warnings)."""
-    warnings = []
+    warnings: list[str] = []
     pids = distinct(ops.process)
     if pids == [0] and api_calls is not None:
         # Altered copies lack globalPid; with one process there is no doubt whose kernels they are.
