@@ -34,6 +34,7 @@ WHOLE_RUN = re.compile(r"epoch|train|fit|loop|main|run|profil(?!erstep)|benchmar
 WARM_UP_FACTOR = 1.5  # a leading step this far off the median is start-up (gpuprof uses 3x for the first step alone)
 GAP_SHARE = 0.02  # ranges with larger gaps between them are taken from start to start
 RARE = 3  # an anchor kernel must occur this often to speak of repetition
+MIN_REPEATS = 5  # fewer equal stretches of unmarked kernels are as likely layers as steps
 MATCH = 0.9  # share of kernels that must equal the one a period later (RULES.md S11)
 
 
@@ -63,7 +64,7 @@ def find_steps(timeline: Timeline, ops: GpuOps | None, process: int | None = Non
             found.append(steps)
     if ops is not None and len(ops):
         inferred = _from_kernels(ops)
-        if len(inferred.steady()) >= MIN_STEPS and not _inside_one_range(inferred, timeline, ranges):
+        if len(inferred.steady()) >= MIN_REPEATS and not _inside_one_range(inferred, timeline, ranges):
             return inferred
     return max(found, key=len, default=Steps.none())
 

@@ -66,6 +66,7 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
         for part, ns in one.parts.items():
             if part in OWNER:
                 lost[OWNER[part]] = lost.get(OWNER[part], 0) + ns
+    unknown = lost.pop("none", 0)
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
         return _host_verdict(scope, ranked, judged, total)
@@ -74,23 +75,19 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     owner, ns = ranked[0] if ranked else ("none", 0)
     share = ns / total
     what = f"the GPU{'s are' if len(scopes) > 1 else ' is'} busy {format_percent(busy)} of the time"
-    step = _per_step(scope, share)
+    step = _per_step(scope)
     hints = [f for f in judged.findings if f.step == "compute" and f.severity != "info" and not f.caused_by]
     late = _late(facts, owner)
+    blind = (
+        f"; {format_percent(unknown / total)} is idle for causes that this recording does not show"
+        if unknown / total >= LOSS
+        else ""
+    )
     if share >= LOSS:
         detail = _detail(owner, scopes, metrics, share)
-        if owner == "none":
-            return Verdict(
-                "bottleneck",
-                "none",
-                f"{format_percent(share)} of {step} is idle for causes that this recording does not show; {what}.",
-            )
-        return Verdict(
-            "bottleneck",
-            owner,
-            f"Bound by {owner}: {detail}{late}; {what}.",
-            _margin(ranked, total),
-        )
+        return Verdict("bottleneck", owner, f"Bound by {owner}: {detail}{late}; {what}{blind}.", _margin(ranked, total))
+    if unknown / total >= LOSS:
+        return Verdict("bottleneck", "none", f"{what[0].upper()}{what[1:]}{blind}.")
     if hints:
         return Verdict(
             "bottleneck",
@@ -109,21 +106,23 @@ def _lower(finding: Finding) -> str:
     return finding.title[0].lower() + finding.title[1:]
 
 
-def _per_step(scope: Scope, share: float) -> str:
+def _per_step(scope: Scope) -> str:
     if len(scope.steps):
+        if scope.steps.source == "inferred":
+            return f"the {format_ns(scope.per_step(scope.account.total))} repeat"
         return f"the {format_ns(scope.per_step(scope.account.total))} step"
     return f"the {format_ns(scope.account.total)} span"
 
 
 def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: float) -> str:
     scope = scopes[0] if len(scopes) == 1 else max(scopes, key=lambda s: s.account.total)
-    step = _per_step(scope, share)
+    step = _per_step(scope)
     if owner == "input":
         waiting = number(metrics, "loader_time")
         held = number(metrics, "step_time")
         extra = ""
         if waiting is not None and held and waiting / held - share > 0.02:
-            extra = f" (the loader's next takes {format_percent(waiting / held)}, partly hidden by GPU work)"
+            extra = f" (the loader's next takes {format_percent(waiting / held)} of it)"
         return f"the GPU is idle {format_percent(share)} of {step} while the host waits for data{extra}"
     if owner == "transfer":
         rate = number(metrics, "h2d_pinned_rate")
@@ -174,7 +173,7 @@ def _host_verdict(scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: J
     work = sum(
         scope.parts.get(f"host.{phase}", 0) for phase in ("forward", "backward", "optimizer", "framework", "h2d")
     )
-    step = _per_step(scope, 0)
+    step = _per_step(scope)
     computing = f"forward, backward and optimizer take {format_percent(work / total)} of {step} on the CPU; no GPU work was recorded"
     # A share of plain user code is no loss by itself: without a finding nothing says that it could be less.
     causes = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category != "none"]

@@ -13,6 +13,7 @@ from gpudiag.timeline import Kind
 
 MIN_COLLECTIVES = 5  # fewer common collectives say nothing of who is usually late
 LATE_MARGIN = 0.9  # a rank whose collective lasts under 90 % of the ranks' median arrived clearly later than most
+LATE_SHARE = 0.2  # of the collectives at which somebody was clearly late; with 8 ranks chance alone gives 0.125
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RankWait:
 class RunFacts:
     """devices: with work; busy_spread over them, None with one. stragglers: by rank, empty when it cannot be told.
 
-    late_ranks: ranks that were clearly late (short in the collective) in a third of the collectives or more, latest first.
+    late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first.
     latest_share: of the collectives, those to which the most frequent last rank came last.
     """
 
@@ -81,8 +82,9 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
         rank: RankWait(int(durations[i].sum()), int(waits[i].sum()), int((last == i).sum()), int(short[i].sum()))
         for i, rank in enumerate(order)
     }
+    uneven = max(1, int(short.any(axis=0).sum()))
     by_last = sorted(order, key=lambda rank: (-found[rank].short, -found[rank].last, rank))
-    late = tuple(rank for rank in by_last if found[rank].short >= common / 3)
+    late = tuple(rank for rank in by_last if found[rank].short >= max(MIN_COLLECTIVES, LATE_SHARE * uneven))
     latest = max(order, key=lambda rank: (found[rank].last, -rank))
     others = [found[rank].wait_ns for rank in order if rank not in (late or (latest,))]
     return RunFacts(

@@ -78,7 +78,7 @@ def _steps(scope: Scope) -> Iterator[Value]:
 
 
 def launch_coverage(scope: Scope) -> tuple[int, int, int]:
-    """(launch calls, launch calls without any GPU work, kernels without a launch call) over the whole recording of the device.
+    """(launch calls that should have run, those without any GPU work, kernels without a launch call) of the device.
 
     A launch call nested in another (a runtime call and the driver call it makes) counts once.
     """
@@ -95,6 +95,8 @@ def launch_coverage(scope: Scope) -> tuple[int, int, int]:
     without = np.flatnonzero(is_launch & ~joined)
     done = np.flatnonzero(is_launch & joined)
     if without.size and done.size:
+        # Streams run in order: what was launched after the last recorded work had not run when the recording ended.
+        without = without[calls.start[without] < calls.start[done].max()]
         covered = Intervals.union_of(calls.start[done], calls.end[done])
         inside = covered.covered_in(calls.start[without], calls.end[without]) > 0
         without = without[~inside]
