@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from gpudiag.read._kineto_events import NO_ARGS, Args, Event
+from gpudiag.intervals import Int64
+from gpudiag.read._kineto_events import NO_ARGS, Args, Event, Instant
 from gpudiag.read._kineto_times import INVALID, exact_ns
+from gpudiag.timeline import Bool
 
 # The category of an event to the table it goes to. Capitals: until 2021.
 TABLES = {
@@ -42,26 +44,24 @@ _DIGITS = re.compile(r"0[xX][0-9a-fA-F]{1,15}|[1-9]\d{0,17}|0")
 
 
 class Codes(dict[str, int]):
-    """Text to its number, given out in the order of first sight."""
+    """Text to its number, given out in the order of first sight; texts holds them in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
 
     def __missing__(self, text: str) -> int:
-        code = self[text] = len(self)
+        code = self[text] = len(self.texts)
+        self.texts.append(text)
         return code
-
-
-class _Ids(dict[int | str, int]):
-    """A pid or tid as recorded (25738, "25738", "stream 7", "Spans") to a number, 0 for one without."""
-
-    def __missing__(self, text: int | str) -> int:
-        self[text] = number = max(0, _number(text)) if isinstance(text, str) else text
-        return number
 
 
 class Columns:
     """The columns of all tables while the file is read.
 
     names: text to code. parts[table][column]: a list of arrays, one a piece. seen: events a category. repairs: rows not
-    taken as recorded. window: the instants that Kineto writes at the start and the end of a recording, ns.
+    taken as recorded. window: the instants that Kineto writes at the start and the end of a recording, ns. call_stacks: whether
+    operators carry Python stacks (2021; later traces have python_function events).
     """
 
     def __init__(self) -> None:
@@ -71,58 +71,80 @@ class Columns:
         self.repairs: Counter[str] = Counter()
         self.window: list[int] = []
         self.call_stacks = False
-        self._ids = _Ids()
         self._wanted: dict[int, bool] = {}
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Append the events of one piece."""
+    def add(self, events: Iterable[object]) -> None:
+        """Append the events of one piece. Whole columns at a time: a call into numpy costs as much as 50 events."""
         by_category: dict[str, list[Event]] = defaultdict(list)
         for event in events:
-            by_category[event.cat].append(event)
-        for category, rows in by_category.items():
-            self.seen[category] += len(rows)
-            table = TABLES.get(category)
-            if table:
-                self._append(table, rows)
-            elif category in ("", "Trace"):
-                self._note_window(rows)
+            if type(event) is Event:
+                by_category[event.cat].append(event)
+            elif type(event) is Instant and (
+                event.name == "Record Window End" or event.name.startswith("Iteration Start")
+            ):
+                self.window += [int(ns) for ns in exact_ns([event.ts]) if ns not in (INVALID, 0)]
+        rows: list[Event] = []
+        spans: list[tuple[str, slice]] = []
+        for category, found in by_category.items():
+            self.seen[category] += len(found)
+            if category in TABLES:
+                spans.append((TABLES[category], slice(len(rows), len(rows) + len(found))))
+                rows += found
+        if rows:
+            self._append(rows, spans)
 
-    def _append(self, table: str, events: list[Event]) -> None:
-        start = exact_ns([event.ts for event in events])
-        length = exact_ns([event.dur for event in events])
-        keep = (start != INVALID) & (length != INVALID)
-        empty = keep & (start == 0) & (length == 0)
-        self.repairs[BAD_TIME] += int((~keep).sum())
-        self.repairs[NO_TIME] += int(empty.sum())
-        self.repairs[NEGATIVE] += int((keep & (length < 0)).sum())
-        keep &= ~empty
-        count = len(events)
-        names, ids = self.names, self._ids
-        new: dict[str, npt.NDArray[np.generic]] = {
+    def _append(self, rows: list[Event], spans: list[tuple[str, slice]]) -> None:
+        count = len(rows)
+        times = exact_ns([row.ts for row in rows] + [row.dur for row in rows])
+        start, length = times[:count], times[count:]
+        names = self.names
+        columns: dict[str, npt.NDArray[np.generic]] = {
             "start": start,
             "end": start + np.maximum(length, 0),
-            "name": np.fromiter([names[event.name] for event in events], np.int32, count),
-            "process": np.fromiter([ids[event.pid] for event in events], np.int64, count),
-            "thread": np.fromiter([ids[event.tid] for event in events], np.int64, count),
+            "name": np.array([names[row.name] for row in rows], np.int32),
+            "process": self._ids([row.pid for row in rows]),
+            "thread": self._ids([row.tid for row in rows]),
         }
-        if table in GPU_TABLES or table == "api":
-            args = [event.args or NO_ARGS for event in events]
-            new["correlation"] = _column(args, lambda a: a.correlation)
-            if table != "api":
-                new |= _gpu_columns(args)
-        elif table == "cpu_op":
-            new["shapes"] = self._shapes(events, new["name"])
-        every = bool(keep.all())
-        for column, values in new.items():
-            self.parts[table][column].append(values if every else values[keep])
+        keep = self._usable(start, length)
+        for table, span in spans:
+            new = {column: values[span] for column, values in columns.items()}
+            if table == "cpu_op":
+                new["shapes"] = self._shapes(rows[span], new["name"])
+            elif table == "api" or table in GPU_TABLES:
+                args = [row.args or NO_ARGS for row in rows[span]]
+                new["correlation"] = np.array([a.correlation for a in args], np.int64)
+                if table != "api":
+                    new |= _gpu_columns(args)
+            for column, values in new.items():
+                self.parts[table][column].append(values if keep is None else values[keep[span]])
+
+    def _usable(self, start: Int64, length: Int64) -> Bool | None:
+        """Which rows have a time; None when all have. Counts the others, and negative lengths."""
+        if start.min() > 0 and length.min() >= 0:
+            return None
+        numbers = (start != INVALID) & (length != INVALID)
+        empty = numbers & (start == 0) & (length == 0)
+        self.repairs[BAD_TIME] += int((~numbers).sum())
+        self.repairs[NO_TIME] += int(empty.sum())
+        self.repairs[NEGATIVE] += int((numbers & (length < 0)).sum())
+        usable: Bool = numbers & ~empty
+        return usable
+
+    def _ids(self, values: list[int | str]) -> Int64:
+        """pids or tids as recorded (25738, "25738", "stream 7", "Spans") as numbers, 0 for one without."""
+        kinds = set(map(type, values))
+        if kinds == {int}:
+            return np.array(values, np.int64)
+        numbers = {value: max(0, _number(value)) if isinstance(value, str) else value for value in set(values)}
+        return np.array([numbers[value] for value in values], np.int64)
 
     def _shapes(self, events: list[Event], names: npt.NDArray[np.generic]) -> npt.NDArray[np.int32]:
         shapes = np.full(len(events), -1, np.int32)
-        codes = np.unique(names)
-        if any(int(code) not in self._wanted for code in codes):
-            text = list(self.names)
-            self._wanted |= {int(code): _SHAPED.search(text[code]) is not None for code in codes}
-        wanted = [code for code in codes if self._wanted[int(code)]]
+        codes = [int(code) for code in np.unique(names)]
+        for code in codes:
+            if code not in self._wanted:
+                self._wanted[code] = _SHAPED.search(self.names.texts[code]) is not None
+        wanted = [code for code in codes if self._wanted[code]]
         for row in np.flatnonzero(np.isin(names, wanted)):
             args = events[row].args
             if args is not None:
@@ -131,27 +153,27 @@ class Columns:
                     shapes[row] = self.names[" ".join(dims.decode(errors="replace").split())]
         return shapes
 
-    def _note_window(self, events: list[Event]) -> None:
-        marks = [e for e in events if e.name == "Record Window End" or e.name.startswith("Iteration Start: ")]
-        if marks:
-            at = exact_ns([event.ts for event in marks])
-            self.window += [int(ns) for ns in at if ns not in (INVALID, 0)]
-
 
 def _gpu_columns(args: Sequence[Args]) -> dict[str, npt.NDArray[np.generic]]:
-    grid = [a.grid or (-1, 1, 1) for a in args]
-    block = [a.block or (-1, 1, 1) for a in args]
-    return {
-        "device": _column(args, lambda a: a.device),
-        "stream": _column(args, lambda a: _number(a.stream)),
-        "bytes": _column(args, lambda a: _number(a.bytes)),
-        "blocks": np.fromiter([min(x * y * z, 1 << 62) for x, y, z in grid], np.int64, len(args)),
-        "threads": np.fromiter([min(x * y * z, 1 << 62) for x, y, z in block], np.int64, len(args)),
-        "registers": _column(args, lambda a: a.registers),
-        "shared_bytes": _column(args, lambda a: a.shared),
-        "graph": _column(args, lambda a: a.graph),
-        "occupancy": np.fromiter([a.occupancy for a in args], np.float64, len(args)),
+    integers = {
+        "device": [a.device for a in args],
+        "stream": [_number(a.stream) for a in args],
+        "bytes": [_number(a.bytes) for a in args],
+        "blocks": [_product(a.grid) for a in args],
+        "threads": [_product(a.block) for a in args],
+        "registers": [a.registers for a in args],
+        "shared_bytes": [a.shared for a in args],
+        "graph": [a.graph for a in args],
     }
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        name: np.array(values, np.int64) for name, values in integers.items()
+    }
+    columns["occupancy"] = np.array([a.occupancy for a in args], np.float64)
+    return columns
+
+
+def _product(extent: tuple[int, int, int] | None) -> int:
+    return min(extent[0] * extent[1] * extent[2], 1 << 62) if extent else -1
 
 
 def _number(value: int | str) -> int:
@@ -160,7 +182,3 @@ def _number(value: int | str) -> int:
         return value
     found = _DIGITS.search(value)
     return int(found[0], 0) if found else -1
-
-
-def _column(args: Sequence[Args], value: Callable[[Args], int]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(value, args), np.int64, len(args))

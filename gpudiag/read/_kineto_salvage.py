@@ -17,84 +17,90 @@ LOST = "events that cannot be read"
 RESPELT = "events with broken escapes or numbers"
 NOT_UTF8 = "events with bytes that are not UTF-8"
 
-_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 _NOT_FINITE = re.compile(rb'("\s*:\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,}\]])', re.IGNORECASE)
-_BAD_ESCAPE = re.compile(rb'\\(?:u(?![0-9a-fA-F]{4})|(?!["\\/bfnrtu]))')
+_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_LONGEST = 1 << 20  # more than this is no single event
 _CONTROL = re.compile(rb"[\0-\x1f]+")
-_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _TEXT_FIELD = re.compile(
     rb'"(ph|cat|name)"\s*:\s*"(.*?)"\s*(?=\}\s*\Z|,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|s|id|bp)"\s*:)', re.DOTALL
 )
 _NUMBER_FIELD = re.compile(
-    rb'"(pid|tid|ts|dur|device|stream|correlation|bytes)"\s*:\s*"?(?:stream )?(-?\d{1,18}(?:\.\d{1,18})?)"?\s*(?=[,}])'
+    rb'"(pid|tid|ts|dur|device|stream|correlation|bytes)"\s*:\s*"?(?:stream )?(-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?)"?\s*(?=[,}])'
 )
 
 
-def salvage(piece: bytes, boundary: re.Pattern[bytes], repairs: Counter[str]) -> list[Event]:
+def salvage(piece: bytes, boundary: re.Pattern[bytes], repairs: Counter[str]) -> list[object]:
     """The events of a piece that `decode` refused, in order. Counts into repairs what was respelt and what was lost."""
-    plain = _NOT_FINITE.sub(rb"\1null", piece)
+    text = _NOT_FINITE.sub(rb"\1null", piece[1:-1])
     try:
-        plain.decode()
+        text.decode()
     except UnicodeDecodeError:
-        plain = plain.decode(errors="replace").encode()
-        repairs[NOT_UTF8] += sum("�".encode() in event for event in boundary.split(plain))
-    events: list[Event] = []
-    _halve(boundary_split(plain, boundary), events, repairs)
+        text = text.decode(errors="replace").encode()
+        repairs[NOT_UTF8] += sum(_REPLACED in event for event in boundary.split(text))
+    cuts = [found.start() + 1 for found in boundary.finditer(text)]
+    texts = [text[a:b].strip(b", \t\r\n") for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    events: list[object] = []
+    _halve(texts, events, repairs)
     return events
 
 
-def boundary_split(piece: bytes, boundary: re.Pattern[bytes]) -> list[bytes]:
-    """The events of a piece, each as bytes."""
-    cuts = [found.start() + 1 for found in boundary.finditer(piece)]
-    return [piece[a:b].lstrip(b", \t\r\n") for a, b in zip([0, *cuts], [*cuts, len(piece)], strict=True)]
-
-
-def _halve(texts: list[bytes], events: list[Event], repairs: Counter[str]) -> None:
+def _halve(texts: list[bytes], events: list[object], repairs: Counter[str]) -> None:
     """Decode together what decodes; k faults among n events cost about k log n decodes."""
     try:
-        events += decode(b",".join(texts))
-    except _FAULTS:
+        events += decode(b"[" + b",".join(texts) + b"]")
+    except FAULTS:
         if len(texts) > 1:
             middle = len(texts) // 2
             _halve(texts[:middle], events, repairs)
             _halve(texts[middle:], events, repairs)
             return
-        event = _one(texts[0])
-        repairs[RESPELT if event else LOST] += 1
-        if event:
-            events.append(event)
+        found = _one(texts[0])
+        repairs[RESPELT if found else LOST] += 1
+        events += found
 
 
-def _one(text: bytes) -> Event | None:
+def _one(text: bytes) -> list[object]:
     try:
-        return decode(_CONTROL.sub(b" ", _BAD_ESCAPE.sub(rb"\\\\", text)))[0]
-    except (*_FAULTS, IndexError):
+        return decode(b"[" + _CONTROL.sub(b" ", _ESCAPE.sub(_escape, text)) + b"]")
+    except FAULTS:
         return _by_fields(text)
 
 
-def _by_fields(text: bytes) -> Event | None:
+def _escape(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[1] else rb"\\"
+
+
+def _by_fields(text: bytes) -> list[object]:
     """An event read field by field: a name ends where a quote is followed by the next key, whatever quotes it holds."""
-    if not text.startswith(b"{"):
-        return None
-    words: dict[str, str] = {}
+    if len(text) > _LONGEST:
+        return []
+    words: dict[bytes, bytes] = {}
     for key, value in _TEXT_FIELD.findall(text):
-        words.setdefault(key.decode(), _unescape(value))
-    numbers: dict[str, bytes] = {}
+        words.setdefault(key, value)
+    numbers: dict[bytes, bytes] = {}
     for key, value in _NUMBER_FIELD.findall(text):
-        numbers.setdefault(key.decode(), value)
-    if not words.get("name") or "ts" not in numbers:
-        return None
-    whole = {key: int(float(value)) for key, value in numbers.items() if key not in ("ts", "dur")}
-    return Event(
-        ph=words.get("ph", "X"),
-        cat=words.get("cat", ""),
-        name=words["name"],
-        pid=whole.pop("pid", 0),
-        tid=whole.pop("tid", 0),
-        ts=msgspec.Raw(numbers["ts"]),
-        dur=msgspec.Raw(numbers.get("dur", b"null")),
-        args=Args(**whole),
-    )
+        numbers.setdefault(key, value)
+    if words.get(b"ph") != b"X" or not {b"ts", b"dur"} <= numbers.keys():
+        return []
+    whole = {key: int(value.partition(b".")[0]) for key, value in numbers.items()}
+    return [
+        Event(
+            cat=_unescape(words.get(b"cat", b"")),
+            name=_unescape(words.get(b"name", b"")),
+            pid=whole.get(b"pid", 0),
+            tid=whole.get(b"tid", 0),
+            ts=msgspec.Raw(numbers[b"ts"]),
+            dur=msgspec.Raw(numbers[b"dur"]),
+            args=Args(
+                device=whole.get(b"device", -1),
+                stream=whole.get(b"stream", -1),
+                correlation=whole.get(b"correlation", -1),
+                bytes=whole.get(b"bytes", -1),
+            ),
+        )
+    ]
 
 
 def _unescape(value: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from gpudiag.read._kineto_meta import Meta, describe, devices, host
 from gpudiag.read.names import api_name, is_communication
 from gpudiag.timeline import (
     ApiCalls,
+    Bool,
     CopyKind,
     CpuOps,
     GpuOps,
@@ -33,7 +35,7 @@ from gpudiag.timeline import (
 )
 
 _Columns = dict[str, npt.NDArray[Any]]
-_T = TypeVar("_T", bound=Table)
+_T = TypeVar("_T", GpuOps, ApiCalls, Ranges, CpuOps, PyCalls, Overheads)
 
 # Ranges that 2021 traces file under Operator like any aten:: call: what torch itself and Lightning open as user annotations.
 _USER_SCOPE = re.compile(
@@ -41,7 +43,10 @@ _USER_SCOPE = re.compile(
 )
 _INDEX = re.compile(r"(?:ProfilerStep\*?|gpudiag::\w+)#(\d{1,18})$")
 _QUEUE_FULL = re.compile(r"command[ _]buffer[ _]full", re.IGNORECASE)
-_COPY = re.compile(r"\b([HDPA])to([HDPA])\b(?: \((\w+) -> (\w+)\))?")
+# "Memcpy HtoD (Pageable -> Device)"; "CopyHostToDevice" of ROCm's first years. A = array, which lies on the device.
+_COPY = re.compile(
+    r"(?:\b|Copy)([HDPA])(?:ost|evice)?[tT]o([HDPA])(?:ost|evice)?\b(?: \((\w+)[\w ]* -> (\w+)[\w ]*\))?"
+)
 _DIRECTIONS = {"HD": CopyKind.H2D, "DH": CopyKind.D2H, "DD": CopyKind.D2D, "PP": CopyKind.P2P, "HH": CopyKind.H2H}
 _MEMORIES = {
     "Pageable": MemKind.PAGEABLE,
@@ -95,7 +100,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
     first = columns.window[0] if columns.window else 0
     return Timeline(
         source=Source("kineto", str(path), recorder, schema),
-        strings=tuple(names),
+        strings=tuple(names.texts),
         gpu_ops=gpu,
         api_calls=api,
         ranges=ranges,
@@ -137,19 +142,25 @@ def _table(kind: type[_T], columns: _Columns | None) -> _T | None:
     if columns is None:
         return None
     order = np.lexsort((columns["end"], columns["start"]))
-    return kind(**{name: columns[name][order] for name in kind.__dataclass_fields__})
+    return kind(**{name: columns[name][order] for name in (f.name for f in fields(kind))})
 
 
 def _empty(kind: type[_T]) -> _T:
     dtypes = {"Int64": np.int64, "Int32": np.int32, "Int8": np.int8, "Float32": np.float32, "Bool": np.bool_}
-    return kind(**{name: np.empty(0, dtypes[str(f.type)]) for name, f in kind.__dataclass_fields__.items()})
+    return kind(**{f.name: np.empty(0, dtypes[str(f.type)]) for f in fields(kind)})
 
 
-def _by_name(codes: npt.NDArray[Any], names: Mapping[str, int], wanted: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def _distinct(codes: npt.NDArray[Any], names: Codes) -> dict[int, str]:
+    """The distinct codes of a column and their texts."""
+    return {int(code): names.texts[code] for code in np.flatnonzero(np.bincount(codes))}
+
+
+def _by_name(codes: npt.NDArray[Any], names: Codes, wanted: re.Pattern[str]) -> Bool:
     """Which of n rows have a name that matches from its start; each distinct name is matched once."""
-    text = list(names)
-    found = np.array([code for code in np.unique(codes) if wanted.match(text[code])], codes.dtype)
-    return np.isin(codes, found)
+    mask = np.zeros(len(names), bool)
+    mask[[code for code, text in _distinct(codes, names).items() if wanted.match(text)]] = True
+    rows: Bool = mask[codes]
+    return rows
 
 
 def _renamed(codes: npt.NDArray[Any], names: Codes, new: Mapping[int, str]) -> Int32:
@@ -157,12 +168,8 @@ def _renamed(codes: npt.NDArray[Any], names: Codes, new: Mapping[int, str]) -> I
     lookup = np.arange(len(names), dtype=np.int32)
     for code, text in new.items():
         lookup[code] = names[text]
-    return lookup[codes]
-
-
-def _distinct(codes: npt.NDArray[Any], names: Mapping[str, int]) -> dict[int, str]:
-    text = list(names)
-    return {int(code): text[code] for code in np.unique(codes)}
+    renamed: Int32 = lookup[codes]
+    return renamed
 
 
 def _move_user_scopes(tables: dict[str, _Columns], names: Codes) -> None:
@@ -260,12 +267,11 @@ def _gpu_ops(tables: dict[str, _Columns], names: Codes, api: ApiCalls | None) ->
 
 
 def _copy(name: str) -> tuple[CopyKind, MemKind, MemKind]:
-    """(direction, from, to) of `Memcpy HtoD (Pageable -> Device)`. Copies between managed memory and a device count as MANAGED
-    only where the name says nothing better; ROCm's `Host` may be pageable or pinned and stays unknown."""
+    """(direction, from, to) of `Memcpy HtoD (Pageable -> Device)`. ROCm's `Host` may be pageable or pinned and stays unknown."""
     found = _COPY.search(name)
     if not found:
         return CopyKind.UNKNOWN, MemKind.UNKNOWN, MemKind.UNKNOWN
-    direction = _DIRECTIONS.get(found[1] + found[2], CopyKind.UNKNOWN)
+    direction = _DIRECTIONS.get((found[1] + found[2]).replace("A", "D"), CopyKind.UNKNOWN)
     return direction, _MEMORIES.get(found[3], MemKind.UNKNOWN), _MEMORIES.get(found[4], MemKind.UNKNOWN)
 
 
@@ -273,7 +279,7 @@ def _launchers(correlation: Int64, api: ApiCalls | None) -> Int64:
     """The process of the call with the same correlation id; with one process in the file that process for every row."""
     if api is None or not len(api):
         return np.zeros(correlation.size, np.int64)
-    if (api.process == api.process[0]).all():
+    if bool((api.process == api.process[0]).all()):
         return np.full(correlation.size, api.process[0])
     order = np.argsort(api.correlation, kind="stable")
     known, process = api.correlation[order], api.process[order]

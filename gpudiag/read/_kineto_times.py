@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from gpudiag.intervals import Int64
 
-# Marks what is no time: null, text, or beyond half the range of int64 (a start and a length must add up without overflow).
+# Marks what is no time: null, text, or beyond 73 years (a quarter of the range of int64, so that sums and spans cannot overflow).
 INVALID = int(np.iinfo(np.int64).min)
-_LARGEST = 1 << 62
+_LARGEST = 1 << 61
 _PLAIN = b"0123456789.,-"
 _COMMA, _MINUS, _DOT, _ZERO = b",-.0"
 _POWERS = 10 ** np.arange(19, dtype=np.int64)
@@ -51,7 +51,7 @@ def _mixed(
     digit[(digit < 0) | (digit > 9)] = 0
     value = np.add.reduceat(digit * _POWERS[np.clip(power, 0, 18)], starts)
     value[codes[starts] == _MINUS] *= -1
-    for row in np.flatnonzero((ends - point > 4) | (point - starts > 15)):
+    for row in map(int, np.flatnonzero((ends - point > 4) | (point - starts > 15))):
         value[row] = _one(numbers[row])
     return value
 

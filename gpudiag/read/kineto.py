@@ -7,25 +7,24 @@ broken) and appended to columns (`_kineto_columns`), which `_kineto_tables` puts
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from gpudiag.errors import GpudiagError
-from gpudiag.read._kineto_bytes import EVENTS, LONGEST_HEADER, Pieces, Source
+from gpudiag.read._kineto_bytes import LONGEST_HEADER, NO_JSON, Pieces, Source, find_events
 from gpudiag.read._kineto_columns import Columns
 from gpudiag.read._kineto_events import decode
 from gpudiag.read._kineto_meta import notes, read_meta
-from gpudiag.read._kineto_salvage import salvage
+from gpudiag.read._kineto_salvage import FAULTS, salvage
 from gpudiag.read._kineto_tables import build
 from gpudiag.timeline import Timeline
 
 Progress = Callable[[str], None]
 
 _DIAGNOSIS = re.compile(rb'"schema"\s*:\s*"gpudiag\.diagnosis/')
-_EVENT = re.compile(rb'\[\s*\{[^{}]{0,4096}"ph"\s*:\s*"')
+_EVENT = re.compile(rb'\[\s*\{.{0,65536}?"ph"\s*:\s*"', re.DOTALL)
+_CALL_STACK = re.compile(rb'"Call stack"\s*:\s*"[^"]')
 
 
 def sniff_json(path: Path) -> Literal["kineto", "diagnosis", "other"]:
@@ -34,18 +33,17 @@ def sniff_json(path: Path) -> Literal["kineto", "diagnosis", "other"]:
 
     Raises OSError.
     """
-    head = b""
+    head = bytearray()
     for block in Source(path).blocks():
-        head = (head + block).removeprefix(b"\xef\xbb\xbf").lstrip()
+        before = len(head)
+        events = find_events(head, block)
+        if events == NO_JSON:
+            return "other"
         if head.startswith(b"["):
             return "kineto" if _EVENT.match(head) else "other"
-        if head and not head.startswith(b"{"):
-            return "other"
-        events, diagnosis = EVENTS.search(head), _DIAGNOSIS.search(head)
-        if events and (not diagnosis or events.start() < diagnosis.start()):
-            return "kineto"
-        if diagnosis:
-            return "diagnosis"
+        diagnosis = _DIAGNOSIS.search(head, max(0, before - 64), events or len(head))
+        if diagnosis or events:
+            return "diagnosis" if diagnosis else "kineto"
         if len(head) > LONGEST_HEADER:
             break
     return "other"
@@ -60,14 +58,19 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Timeline:
     try:
         pieces = Pieces(Source(path))
         columns = Columns()
+        told = -1
         for piece in pieces:
+            if told < 0:
+                columns.call_stacks = _CALL_STACK.search(piece) is not None
             try:
-                events = decode(piece)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                events: Iterable[object] = decode(piece)
+            except FAULTS:
                 events = salvage(piece, pieces.boundary, columns.repairs)
             columns.add(events)
-            if progress:
-                progress(f"reading {path.name}: {100 * pieces.source.done // max(pieces.source.total, 1)} %")
+            percent = 100 * pieces.source.done // max(pieces.source.total, 1)
+            if progress and percent > told:
+                progress(f"reading {path.name}: {percent} %")
+            told = max(told, percent)
     except OSError as error:
         raise GpudiagError(
             f"cannot read {path}: {error.strerror or error}", "check the path and its permissions"
