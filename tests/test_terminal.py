@@ -10,7 +10,7 @@ from hostile import assert_harmless, hostile_diagnosis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.diagnosis import AccountInfo, Diagnosis, KernelRow, Verdict
+from gpudiag.diagnosis import AccountInfo, Diagnosis, KernelRow, NotJudged, Verdict
 from gpudiag.report.facts import merged_kernels
 from gpudiag.report.terminal import render
 from gpudiag.report.text import apportion, clean, columns, short_kernel
@@ -76,7 +76,7 @@ def test_a_finding_says_its_bound_its_place_and_how_to_know_that_the_fix_worked(
 def test_an_effect_stands_under_its_cause_and_nowhere_else() -> None:
     text = render(sample_diagnosis.bottleneck())
     assert text.count("gpu_idle") == 1
-    assert "explains The GPU is idle 48 % of the time (gpu_idle)" in text
+    assert "see also The GPU is idle 48 % of the time (gpu_idle)" in text
 
 
 def test_a_finding_whose_cause_is_absent_stands_for_itself() -> None:
@@ -102,7 +102,7 @@ def test_cannot_judge_is_said_aloud_with_how_to_record_it() -> None:
     text = render(sample_diagnosis.cannot_judge())
     assert "CANNOT JUDGE: 2 kernels" in text
     assert text.count("cannot judge: fewer than 3 steps") == 4
-    assert "record: gpudiag profile --steps 20 SCRIPT" in text
+    assert "next: gpudiag profile --steps 20 SCRIPT" in text
     assert "all clear" not in text
 
 
@@ -149,6 +149,8 @@ def test_kernels_of_one_name_are_added_up_over_ranks() -> None:
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
         ),
         ("(weird)", "(weird)"),
+        ("std::enable_if<(((8) > (0)) && true), void>::type vllm::norm_kernel<8>(float*)", "norm_kernel<8>"),
+        ("void at::native::reduce_kernel<(int)512, (bool)1>(R)", "reduce_kernel<512, 1>"),
     ],
 )
 def test_kernel_names_are_shortened_to_what_one_would_say(name: str, short: str) -> None:
@@ -195,6 +197,37 @@ def test_many_findings_and_gaps_stay_within_bounds() -> None:
     text = render(diagnosis)
     assert "and 35 more warnings" in text
     assert text.count("only if ") == 2 * 3  # the three largest in full, the second fix in brackets
+
+
+def test_parts_too_small_for_the_bar_are_one_entry() -> None:
+    parts = {"compute": 9_960, "memset_exposed": 20, "idle.gc": 19, "idle.host": 1}
+    host = AccountInfo(0, 0, "span", (0, 10_000), 10_000, parts)
+    text = render(sample_diagnosis.bottleneck(accounts=(host,)))
+    assert re.search(r"█ +99\.6 % compute +' +0\.4 % in 3 smaller parts", text)
+
+
+def test_rules_that_miss_metrics_for_one_reason_are_one_entry() -> None:
+    blind = tuple(
+        NotJudged(
+            rule,
+            f"{metric}: no GPU work was recorded; other_{metric}: no GPU work was recorded",
+            "gpudiag profile SCRIPT",
+        )
+        for rule, metric in (("exposed_copy", "copy_exposed"), ("gpu_idle", "gpu_busy"))
+    )
+    text = render(sample_diagnosis.bottleneck(not_judged=blind))
+    assert "  exposed_copy, gpu_idle: no GPU work was recorded\n" in text
+
+
+def test_the_next_command_names_what_the_user_named() -> None:
+    text = render(sample_diagnosis.eight_ranks(), inputs=["my ranks", "b.gz"])
+    assert "gpudiag analyze 'my ranks' b.gz --html report.html" in text
+
+
+def test_a_long_title_moves_the_rule_to_the_next_line() -> None:
+    found = sample_diagnosis.finding(title="A title so long that the id of its rule has no room beside it")
+    text = render(sample_diagnosis.bottleneck(findings=(found,)))
+    assert "at train.py:42 [loader_wait]" in text
 
 
 def test_a_close_call_is_said() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -17,7 +17,7 @@ import msgspec
 
 from gpudiag.diagnosis import SCHEMA, Diagnosis, Severity, from_json, to_json
 from gpudiag.errors import GpudiagError
-from gpudiag.report.facts import effects_of
+from gpudiag.report.facts import effects_of, headline
 from gpudiag.report.text import clean
 
 Progress = Callable[[str], None]
@@ -204,14 +204,18 @@ def _said(target: Path | str) -> Iterator[None]:
         ) from error
 
 
-def show(diagnosis: Diagnosis, stream: IO[str] | None = None) -> None:
-    """The report on a text stream (stdout): as wide as the terminal up to 100 columns, 80 in a pipe."""
+def show(diagnosis: Diagnosis, stream: IO[str] | None = None, inputs: Sequence[str] = ()) -> None:
+    """The report on a text stream (stdout): as wide as the terminal up to 100 columns, 80 in a pipe.
+
+    inputs: the paths that the user named, for the commands to type next.
+    """
     from gpudiag.report.terminal import render
 
     out: IO[str] = stream or sys.stdout
     width = max(60, min(shutil.get_terminal_size().columns, 100)) if out.isatty() else 80
     encoding = (getattr(out, "encoding", None) or "ascii").lower()
-    out.write(render(diagnosis, width=width, color=wants_colour(out), ascii_only=not encoding.startswith("utf")))
+    ascii_only = not encoding.startswith("utf")
+    out.write(render(diagnosis, width=width, color=wants_colour(out), ascii_only=ascii_only, inputs=inputs))
     out.flush()
 
 
@@ -223,7 +227,7 @@ def gate(diagnosis: Diagnosis, fail_on: Severity | None) -> int:
     if fail_on is None:
         return 0
     if diagnosis.verdict.status == "cannot_judge":
-        click.echo("gpudiag: gate cannot judge: " + clean(diagnosis.verdict.headline), err=True)
+        click.echo("gpudiag: gate cannot judge: " + headline(diagnosis), err=True)
         return GATE_CANNOT_JUDGE
     effects = {effect.rule for finding in diagnosis.findings for effect in effects_of(diagnosis, finding)}
     failing = [

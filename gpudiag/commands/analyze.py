@@ -77,5 +77,5 @@ def analyze(
             diagnosis = diagnose(paths, rules_dirs=rules_dirs, progress=tell)
     outputs.write(diagnosis, fail_on)
     if not outputs.uses_stdout:
-        show(diagnosis)
+        show(diagnosis, inputs=[str(path) for path in paths])
     ctx.exit(gate(diagnosis, fail_on))

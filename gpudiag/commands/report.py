@@ -52,4 +52,4 @@ def report(
     loaded = load_diagnosis(diagnosis)
     outputs.write(loaded)
     if not outputs.given():
-        show(loaded)
+        show(loaded, inputs=[str(diagnosis)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpudiag.diagnosis import AccountInfo, Diagnosis, Finding, KernelRow, NotJudged, StepName
 from gpudiag.report.text import clean
@@ -49,6 +50,10 @@ PART_LABELS: dict[str, str] = {
     "host.framework": "framework code",
     "host.other": "other host code",
 }
+
+
+_METRIC = re.compile(r"^[a-z][a-z0-9_]*: ")
+_LABEL = re.compile(r"^(?:Healthy|Cannot judge|Bound by [a-z ]+): ", re.IGNORECASE)
 
 
 def ordered_parts(parts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -103,11 +108,16 @@ def clear_count(diagnosis: Diagnosis, step: StepName) -> int:
     )
 
 
+def reason(missing: str) -> str:
+    """Why a rule could not be judged, without the names of the metrics that it misses: `a: no GPU; b: no GPU` is `no GPU`."""
+    return "; ".join(dict.fromkeys(_METRIC.sub("", clean(piece)) for piece in missing.split("; ")))
+
+
 def grouped(not_judged: Iterable[NotJudged]) -> Iterator[tuple[list[str], str, str]]:
-    """(rule ids, what is missing, how to record it) for rules that miss the same thing, in the order of first mention."""
+    """(rule ids, why, how to record it) for rules that miss the same thing, in the order of first mention."""
     groups: dict[tuple[str, str], list[str]] = {}
     for item in not_judged:
-        groups.setdefault((item.missing, item.record_with), []).append(item.rule)
+        groups.setdefault((reason(item.missing), item.record_with), []).append(item.rule)
     for (missing, record_with), rules in groups.items():
         yield rules, missing, record_with
 
@@ -120,6 +130,11 @@ def verdict_label(diagnosis: Diagnosis) -> str:
     return "bottleneck" if verdict.bound_by == "none" else f"{verdict.bound_by}-bound"
 
 
+def headline(diagnosis: Diagnosis) -> str:
+    """The verdict's sentence without a label of its own (`Healthy: ...`), since every report sets one before it."""
+    return _LABEL.sub("", clean(diagnosis.verdict.headline))
+
+
 def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     """What is known of a step in a few words: `2 findings`, `all clear (7 rules), 1 not judged`, `cannot judge: no copies recorded`."""
     findings = findings_of(diagnosis, step)
@@ -130,23 +145,32 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     if clear:
         return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}"
     if blind:
-        return f"cannot judge: {clean(blind[0].missing)}"
+        return f"cannot judge: {reason(blind[0].missing)}"
     return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
 
 
 def steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
-    if not steps.count or steps.median_ns is None:
-        return "No steps found: figures are for the whole recording, start-up included."
+    if not steps.count or steps.median_ns is None or all(a.scope == "span" for a in diagnosis.accounts):
+        return "Judged as one span, start-up included: no steady steps."
     line = f"{steps.count} steady step{'s' if steps.count != 1 else ''}, median {format_ns(steps.median_ns)}"
     if steps.p99_ns is not None and steps.count > 1:
         line += f", p99 {format_ns(steps.p99_ns)}"
+    mean = steps_mean(diagnosis)
+    if mean is not None and abs(mean - steps.median_ns) > 0.02 * steps.median_ns:
+        line += f", mean {format_ns(mean)}"
     notes = [clean(steps.source, 30)]
     if steps.confidence < 0.995:
         notes.append(f"confidence {format_percent(steps.confidence)}")
     if steps.warm_up:
         notes.append(f"{steps.warm_up} warm-up dropped")
     return f"{line} ({', '.join(notes)})"
+
+
+def steps_mean(diagnosis: Diagnosis) -> float | None:
+    """The mean steady step in ns over all devices, which bounds and shares refer to; None without steps."""
+    counted = [account for account in diagnosis.accounts if account.steps]
+    return sum(a.total_ns for a in counted) / sum(a.steps for a in counted) if counted else None
 
 
 def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
@@ -170,7 +194,7 @@ def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
 def _on_devices(diagnosis: Diagnosis, finding: Finding) -> str:
     devices = sorted(set(finding.devices))
     if len(devices) >= len(diagnosis.accounts):
-        return f"on all {len(devices)} GPUs"
+        return "on both GPUs" if len(devices) == 2 else f"on all {len(devices)} GPUs"
     if len(devices) > 4:
         return f"on {len(devices)} of {len(diagnosis.accounts)} GPUs"
     many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
@@ -203,12 +227,12 @@ def merged_kernels(rows: Iterable[KernelRow]) -> list[KernelRow]:
     return sorted(merged, key=lambda row: (-row.total_ns, row.name))
 
 
-def next_commands(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """(command to type, what for)."""
-    path = shlex.quote(clean(diagnosis.source.path)) if diagnosis.source.path else "RECORDING"
+def next_commands(diagnosis: Diagnosis, inputs: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """(command to type, what for). inputs: what the user named on the command line, else the recording itself."""
+    paths = " ".join(shlex.quote(clean(path)) for path in inputs or (diagnosis.source.path or "RECORDING",))
     commands = []
     if diagnosis.verdict.status != "cannot_judge":
-        commands.append((f"gpudiag analyze {path} --html report.html", "on a timeline"))
+        commands.append((f"gpudiag analyze {paths} --html report.html", "on a timeline"))
     if diagnosis.verdict.status == "bottleneck" and diagnosis.findings:
         commands.append((f"gpudiag rules show {clean(diagnosis.findings[0].rule, 40)}", "why, and when it is wrong"))
     if not commands:

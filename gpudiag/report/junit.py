@@ -21,9 +21,9 @@ def render(diagnosis: Diagnosis, fail_on: Severity = "warning") -> str:
     suite = ET.Element("testsuite", name="gpudiag", tests=str(len(rules) + 1))
     verdict = ET.SubElement(suite, "testcase", classname="gpudiag", name="verdict")
     if diagnosis.verdict.status == "cannot_judge":
-        ET.SubElement(verdict, "error", message=clean(diagnosis.verdict.headline), type="cannot_judge")
+        ET.SubElement(verdict, "error", message=facts.headline(diagnosis), type="cannot_judge")
     else:
-        ET.SubElement(verdict, "system-out").text = clean(diagnosis.verdict.headline)
+        ET.SubElement(verdict, "system-out").text = facts.headline(diagnosis)
     for rule in rules:
         step = fired[rule].step if rule in fired else diagnosis.rule_steps.get(rule, "rules")
         case = ET.SubElement(suite, "testcase", classname=f"gpudiag.{clean(step)}", name=clean(rule))

@@ -29,7 +29,7 @@ def render(diagnosis: Diagnosis) -> str:
     lines = [
         f"### {_VERDICT_SIGN[verdict.status]} gpudiag: {facts.verdict_label(diagnosis)}",
         "",
-        f"**{escape(verdict.headline)}**",
+        f"**{escape(facts.headline(diagnosis))}**",
         "",
     ]
     if verdict.margin:
@@ -103,7 +103,7 @@ def _finding(diagnosis: Diagnosis, finding: Finding) -> list[str]:
         body += ["", *_block(fix.code)] if fix.code.strip() else []
     effects = facts.effects_of(diagnosis, finding)
     if effects:
-        body += ["", "Explains: " + "; ".join(f"{escape(effect.title)} ({code(effect.rule)})" for effect in effects)]
+        body += ["", "See also: " + "; ".join(f"{escape(effect.title)} ({code(effect.rule)})" for effect in effects)]
     if finding.wrong_when:
         body += ["", f"Wrong when: {escape(finding.wrong_when)}"]
     summary = (

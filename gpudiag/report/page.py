@@ -6,7 +6,7 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-from gpudiag.report.text import clean, columns, cut
+from gpudiag.report.text import clean, columns, cut_end
 
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
 
@@ -36,6 +36,8 @@ class Page:
         self, text: str, indent: int, lead: str = "", style: str = "", lead_style: str = "", hang: int | None = None
     ) -> None:
         """A paragraph wrapped to the page: its first line is led by `lead`, the others are aligned under its text (or by `hang`)."""
+        if not text:
+            return
         lead = " " * indent + lead
         rest = " " * (columns(lead) if hang is None else hang)
         first = "\0" * columns(lead)  # holds the place: `wrap` would break or strip the lead itself
@@ -53,7 +55,7 @@ class Page:
                 self.add(self.paint(lead, lead_style) + self.paint(piece[len(first) :], style))
 
     def heading(self, title: str, right: str, right_style: str = "") -> None:
-        right = cut(right, self.width - len(title) - 6)
+        right = cut_end(right, self.width - columns(title) - 4)
         rule = "─" * max(self.width - columns(title) - columns(right) - 2, 2)
         self.add(f"{self.paint(title, BOLD)} {self.paint(rule, DIM)} {self.paint(right, right_style)}")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
 from gpudiag.report import facts
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, RED, YELLOW, Page
-from gpudiag.report.text import apportion, clean, clean_code, columns, cut, short_kernel
+from gpudiag.report.text import apportion, clean, clean_code, columns, cut, cut_start, short_kernel
 from gpudiag.units import format_ns, format_percent
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
@@ -18,17 +18,21 @@ _VERDICT_STYLE = {"bottleneck": "1;31", "healthy": "1;32", "cannot_judge": "1;33
 _BUSY_STYLES = (GREEN, MAGENTA, YELLOW, BLUE, CYAN)
 _IDLE_STYLES = (RED, "91", "95", "90", "93")
 
-_FULL_FINDINGS = (
-    3  # with evidence and the whole first fix; the rest get their share and the change (the length of a screen)
-)
+# These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
+_FULL_FINDINGS = 3
+_CRUMB = 0.005  # share of the window below which a part has no cell of its own in a bar of 76
 _MOST_CODE_LINES = 8
 _MOST_DEVICES = 8
 _MOST_WARNINGS = 5
 _MOST_NOT_JUDGED = 4
 
 
-def render(diagnosis: Diagnosis, *, width: int = 80, color: bool = False, ascii_only: bool = False) -> str:
-    """The whole report, ending in a newline. color: ANSI colours; ascii_only: for terminals that are not UTF-8."""
+def render(
+    diagnosis: Diagnosis, *, width: int = 80, color: bool = False, ascii_only: bool = False, inputs: Sequence[str] = ()
+) -> str:
+    """The whole report, ending in a newline. color: ANSI colours; ascii_only: for terminals that are not UTF-8;
+    inputs: the paths as the user typed them, for the commands to type next.
+    """
     page = Page(width, color, ascii_only)
     _verdict(page, diagnosis)
     _account(page, diagnosis)
@@ -36,68 +40,76 @@ def render(diagnosis: Diagnosis, *, width: int = 80, color: bool = False, ascii_
     _kernels(page, diagnosis)
     _not_judged(page, diagnosis)
     _warnings(page, diagnosis.warnings)
-    _next(page, diagnosis)
+    _next(page, diagnosis, inputs)
     return page.text()
 
 
 def _verdict(page: Page, diagnosis: Diagnosis) -> None:
     verdict, source = diagnosis.verdict, diagnosis.source
-    page.add(
-        page.paint(f"gpudiag {clean(diagnosis.gpudiag, 20)}", DIM)
-        + "  "
-        + "  ".join(
-            page.paint(piece, DIM)
-            for piece in (cut(clean(source.path), page.width - 40), clean(source.recorder, 24))
-            if piece
-        )
-    )
+    others = len({account.rank for account in diagnosis.accounts}) - 1
+    end = f"{f' and {others} more ranks' if others > 0 else ''}  {clean(source.recorder, 30)}"
+    start = f"gpudiag {clean(diagnosis.gpudiag, 20)}  "
+    path = cut_start(clean(source.path), page.width - len(start) - columns(end))
+    page.add(page.paint(start + path + end, DIM))
     page.add()
     label = facts.verdict_label(diagnosis).upper()
-    page.prose(verdict.headline, 0, f"{label}: ", BOLD, _VERDICT_STYLE[verdict.status], hang=2)
-    if verdict.margin:
-        page.prose(verdict.margin, 2)
+    page.prose(facts.headline(diagnosis), 0, f"{label}: ", BOLD, _VERDICT_STYLE[verdict.status], hang=2)
+    page.prose(verdict.margin, 2)
     page.prose(facts.steps_line(diagnosis), 2)
 
 
 def _account(page: Page, diagnosis: Diagnosis) -> None:
     accounts = diagnosis.accounts
-    parts = facts.ordered_parts(facts.summed(accounts))
+    parts = _without_crumbs(facts.ordered_parts(facts.summed(accounts)))
     if not parts:
         return
     many_ranks = len({account.rank for account in accounts}) > 1
     if len(accounts) == 1:
-        name = next(
-            (d.name for d in diagnosis.devices if (d.rank, d.device) == (accounts[0].rank, accounts[0].device)), ""
-        )
-        title = facts.device_label(accounts[0].rank, accounts[0].device, many_ranks) + (
-            f", {clean(name, 40)}" if name else ""
-        )
+        place = (accounts[0].rank, accounts[0].device)
+        model = next((clean(d.name, 30) for d in diagnosis.devices if (d.rank, d.device) == place), "")
+        title = facts.device_label(*place, many_ranks) + (f", {model}" if model else "")
     else:
         title = f"{len(accounts)} GPUs together"
     steps = accounts[0].steps or diagnosis.steps.count
     scope = f"{steps} steady step{'s' if steps != 1 else ''}" if accounts[0].scope == "steps" else "whole recording"
     page.add()
     page.heading("Where the time goes", f"{title}: {scope}, {format_ns(max(a.total_ns for a in accounts))}")
-    drawn = _glyphs(parts, page.ascii_only)
-    cells = apportion([value for _, value in parts], page.width - 4)
+    values = [value for _, value, _ in parts]
+    drawn = _glyphs([name for name, _, _ in parts], page.ascii_only)
+    cells = apportion(values, page.width - 4)
     page.add("  " + "".join(page.paint(glyph * n, style) for (glyph, style), n in zip(drawn, cells, strict=True)))
-    entries = [
-        (page.paint(glyph, style), f"{tenths / 10:5.1f} % {facts.part_label(name)}")
-        for (glyph, style), tenths, (name, _) in zip(drawn, apportion([v for _, v in parts], 1000), parts, strict=True)
-        if tenths
-    ]
-    _legend(page, entries)
+    shares = apportion(values, 1000)  # tenths of a percent
+    _legend(
+        page,
+        [
+            (page.paint(glyph, style), f"{share / 10:5.1f} % {label}")
+            for (glyph, style), share, (_, _, label) in zip(drawn, shares, parts, strict=True)
+        ],
+    )
     if len(accounts) > 1:
         _device_table(page, diagnosis, many_ranks)
 
 
-def _glyphs(parts: Sequence[tuple[str, int]], ascii_only: bool) -> list[tuple[str, str]]:
+def _without_crumbs(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int, str]]:
+    """(name, ns, label) of each part; those too small for a cell of the bar are one part at its end, if there are several."""
+    whole = sum(value for _, value in parts)
+    crumbs = [value for _, value in parts if value < _CRUMB * whole]
+    if len(crumbs) < 2:
+        return [(name, value, facts.part_label(name)) for name, value in parts]
+    kept = [(name, value, facts.part_label(name)) for name, value in parts if value >= _CRUMB * whole]
+    return [*kept, ("", sum(crumbs), f"in {len(crumbs)} smaller parts")]
+
+
+def _glyphs(names: Sequence[str], ascii_only: bool) -> list[tuple[str, str]]:
     """(character, style) for each part: dense ones for work, light ones for idle time, no two alike while they last."""
     busy = "#%=+*" if ascii_only else "█▓▒▚▤"
-    idle = ".:-~'" if ascii_only else "░·:-~"
+    idle = ".:-~^" if ascii_only else "░·:-~"
     counts = {True: 0, False: 0}
     drawn = []
-    for name, _ in parts:
+    for name in names:
+        if not name:
+            drawn.append(("'", DIM))
+            continue
         is_idle = name.startswith("idle.") or name == "host.input"
         i = min(counts[is_idle], 4)
         counts[is_idle] += 1
@@ -153,24 +165,25 @@ def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Findi
 
 def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> None:
     rule, title, label = clean(finding.rule, 30), clean(finding.title, 200), f"  {finding.severity.upper():<8} "
-    style = _SEVERITY_STYLE[finding.severity]
+    style, bound = _SEVERITY_STYLE[finding.severity], facts.bound_line(diagnosis, finding)
     room = page.width - len(label) - columns(title) - len(rule)
     if room >= 2:
         page.add(page.paint(label, style) + page.paint(title, BOLD) + " " * room + page.paint(rule, DIM))
     else:
-        page.prose(f"{title} ({rule})", 0, label, BOLD, style)
-    page.prose(facts.bound_line(diagnosis, finding), 4)
-    if full:
+        page.prose(title, 0, label, BOLD, style)
+        bound = f"{bound} [{rule}]".lstrip()
+    page.prose(bound, 4)
+    if full or finding.bound_ns <= 0:
         page.prose(finding.summary, 4)
-        if finding.evidence:
-            page.prose("; ".join(f"{e.label}: {e.value}" for e in finding.evidence), 4, "evidence ", lead_style=DIM)
+    if full and finding.evidence:
+        page.prose("; ".join(f"{e.label}: {e.value}" for e in finding.evidence), 4, "evidence ", lead_style=DIM)
     if finding.fixes:
         _fix(page, finding.fixes[0], full)
     for fix in finding.fixes[1:3] if full else ():
         page.prose(fix.change + (f" (only if {fix.only_if})" if fix.only_if else ""), 4, "or       ", lead_style=GREEN)
     effects = facts.effects_of(diagnosis, finding)
     if effects:
-        page.prose("; ".join(f"{e.title} ({e.rule})" for e in effects), 4, "explains ", lead_style=DIM)
+        page.prose("; ".join(f"{e.title} ({e.rule})" for e in effects), 4, "see also ", lead_style=DIM)
 
 
 def _fix(page: Page, fix: Fix, full: bool) -> None:
@@ -194,13 +207,13 @@ def _kernels(page: Page, diagnosis: Diagnosis) -> None:
         return
     page.add()
     page.heading("Top kernels", "TC: tensor cores used")
-    page.add(page.paint("  Time %    Total  Instances      Avg  What         TC   Name", DIM))
+    page.add(page.paint("  Time %   Total Instances     Avg  What        TC  Name", DIM))
     for row in rows:
         cores = "yes" if row.tensor_cores else "no" if row.what in ("gemm", "conv", "attention") else "-"
         what = "collective" if row.what == "communication" else clean(row.what, 11)
         left = (
-            f"  {row.share * 100:6.1f}  {format_ns(row.total_ns):>7}  {row.count:>9,}  {format_ns(row.average_ns):>7}"
-            f"  {what:<11}  {cores:<3}  "
+            f"  {row.share * 100:6.1f} {format_ns(row.total_ns):>7} {row.count:>9,} {format_ns(row.average_ns):>7}"
+            f"  {what:<11} {cores:<3} "
         )
         page.add(left + short_kernel(row.name, page.width - len(left)))
 
@@ -223,7 +236,7 @@ def _missing(page: Page, rules: Sequence[str], missing: str, record_with: str, i
     names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
     page.prose(f"{names}: {missing}", indent)
     if record_with:
-        page.prose(record_with, indent + 2, "record: ", lead_style=DIM)
+        page.prose(record_with, indent + 2, "next: ", lead_style=DIM)
 
 
 def _warnings(page: Page, warnings: Sequence[str]) -> None:
@@ -236,9 +249,9 @@ def _warnings(page: Page, warnings: Sequence[str]) -> None:
         page.add(f"  and {len(warnings) - _MOST_WARNINGS} more warnings: --json lists them")
 
 
-def _next(page: Page, diagnosis: Diagnosis) -> None:
+def _next(page: Page, diagnosis: Diagnosis, inputs: Sequence[str]) -> None:
     page.add()
-    for i, (command, purpose) in enumerate(facts.next_commands(diagnosis)):
+    for i, (command, purpose) in enumerate(facts.next_commands(diagnosis, inputs)):
         lead = "Next: " if i == 0 else "      "
         comment = f"   # {purpose}" if len(lead) + columns(command) + len(purpose) + 5 <= page.width else ""
         page.add(page.paint(lead, BOLD) + page.paint(command, CYAN) + page.paint(comment, DIM))

@@ -46,6 +46,19 @@ def cut(text: str, limit: int) -> str:
     return text[: limit - 1 - tail] + "…" + text[len(text) - tail :]
 
 
+def cut_end(text: str, limit: int) -> str:
+    """At most `limit` characters; the end is left out: for sentences."""
+    return text if len(text) <= limit else text[: max(limit - 1, 0)].rstrip() + "…"
+
+
+def cut_start(text: str, limit: int) -> str:
+    """At most `limit` characters; the start is left out: for paths, whose end tells them apart."""
+    return text if len(text) <= limit else "…" + text[len(text) - max(limit - 1, 0) :]
+
+
+_CAST = re.compile(r"\((?:unsigned )?(?:int|long|short|char|bool)\)(?=[\d-])")
+
+
 def short_kernel(name: str, limit: int) -> str:
     """A kernel's name as one would say it: no return type, no parameters, no namespaces, then cut to `limit` characters.
 
@@ -54,24 +67,32 @@ def short_kernel(name: str, limit: int) -> str:
     """
     text = clean(name, 2000)
     text = text.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    text = _without_parameters(text).removeprefix("void ")
-    text = re.sub(r"\b(?:\w+::)+", "", text).replace("> >", ">>").replace("> >", ">>")
-    text = text or clean(name)
-    if len(text) <= limit or "<" not in text:
-        return cut(text, limit)
-    return text[: limit - 1] + "…"
+    text = _signature_name(_CAST.sub("", text))
+    text = re.sub(r"\b(?:\w+::)+", "", text).replace("> >", ">>").replace("> >", ">>") or clean(name)
+    return cut_end(text, limit) if "<" in text else cut(text, limit)
 
 
-def _without_parameters(text: str) -> str:
-    depth = 0
+def _signature_name(text: str) -> str:
+    """What stands between the return type and the parameter list of a C++ function; a name without parameters as it is.
+
+    Brackets are followed, since a return type may hold them: `enable_if<(((8) > (0))), void>::type ns::kernel<8>(float*)`.
+    Within parentheses `<` and `>` are comparisons.
+    """
+    angle = round_ = start = 0
     for i, character in enumerate(text):
-        if character == "<":
-            depth += 1
-        elif character == ">":
-            depth -= 1
-        elif character == "(" and depth <= 0 and i:
-            return text[:i]
-    return text
+        if character == "(":
+            if not angle and not round_ and i > start:
+                return text[start:i]
+            round_ += 1
+        elif character == ")":
+            round_ -= 1
+        elif not round_ and character == "<":
+            angle += 1
+        elif not round_ and character == ">":
+            angle -= 1
+        elif not round_ and not angle and character == " ":
+            start = i + 1
+    return text.removeprefix("void ")
 
 
 def columns(text: str) -> int:
