@@ -114,6 +114,7 @@ class Finding(msgspec.Struct, frozen=True):
     where: `file.py:42` of the user's code or "". devices: the (rank, device) pairs it holds for.
     caused_by: id of the finding that explains it ("" = it stands for itself); such findings carry bound_ns 0.
     estimate_reason: why there is no estimate.
+    parts: the parts of the account that its time is taken from ("*": any), which is where a picture shows it.
     """
 
     rule: str
@@ -135,6 +136,7 @@ class Finding(msgspec.Struct, frozen=True):
     devices: tuple[tuple[int, int], ...] = ()
     caused_by: str = ""
     estimate_reason: str = ""
+    parts: tuple[str, ...] = ()
 
 
 class NotJudged(msgspec.Struct, frozen=True):

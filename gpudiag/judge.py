@@ -261,6 +261,7 @@ def _finding(
         devices=(scope,),
         caused_by=cause,
         estimate_reason=rule.no_estimate,
+        parts=rule.part,
     )
 
 
