@@ -125,10 +125,10 @@ def device_account(rank: int, device: int, window: Intervals, layers: Layers, ho
 def after_waits(idle: Intervals, host: HostWork, layers: Layers) -> Intervals:
     """Idle time that exists because the host waited for the device with nothing more queued.
 
-    A gap is a wait's when the device ran dry while the host was inside the waiting call. Without the wait the host would
-    have come back earlier by the time it spent waiting under kernels (time under copies alone belongs to the copies), so
-    at most that much of the gap, from its beginning, is the wait's: min(host, device), as RULES.md S2 and the measured
-    control of gpu-idle say. Overlapping calls: the one that began first counts.
+    A gap is a wait's when the device ran dry while the host was inside the waiting call. Without the call the host would
+    have come back earlier by its length (less the time under copies alone, which belongs to the copies), so at most that
+    much of the gap, from its beginning, is the wait's: min(host, device), as RULES.md S2 and the measured control of
+    gpu-idle say. Overlapping calls: the one that began first counts.
     """
     if not len(idle) or not host.wait_start.size:
         return Intervals.empty()
@@ -139,6 +139,7 @@ def after_waits(idle: Intervals, host: HostWork, layers: Layers) -> Intervals:
     running &= host.wait_start[call] < idle.start
     kernels = layers.compute.union(layers.comm)
     waited = kernels.covered_in(host.wait_start[call], np.maximum(idle.start, host.wait_start[call]))
+    waited += np.maximum(host.wait_end[call] - idle.start, 0)
     length = np.where(running, np.minimum(waited, idle.end - idle.start), 0)
     return Intervals.union_of(idle.start, idle.start + length)
 
