@@ -37,24 +37,32 @@ __all__ = ["FinishedReport", "NsysProcess", "finish_report", "nsys_command", "ns
 
 CAPTURE_RANGE = "capture"  # the range that opens and closes the window; inject/ pushes it in domain "gpudiag"
 
-# Runs between nsys and the application, in the process that becomes the application: reports its pid, puts the real
-# stdout and stderr in place, and restores the signals that Python ignores at start-up.
+# Runs between nsys and the application, in the process that becomes the application: reports its pid, waits for our
+# word (so that an abandoned start can never run the application), puts the real stdout and stderr in place, and
+# restores the signals that Python ignores at start-up.
 _SHIM = """\
 import os, signal, sys
-out, err, pid = map(int, sys.argv[1:4])
+out, err, pid, go = map(int, sys.argv[1:5])
 os.write(pid, b"%d\\n" % os.getpid())
+if os.read(go, 1) != b"g":
+    os._exit(125)
 os.dup2(out, 1); os.dup2(err, 2)
-for fd in (out, err, pid):
+for fd in (out, err, pid, go):
     os.close(fd)
 for name in ("SIGPIPE", "SIGXFSZ"):
     signal.signal(getattr(signal, name), signal.SIG_DFL)
-app = sys.argv[4:]
+app = sys.argv[5:]
 try:
     os.execvp(app[0], app)
 except OSError as error:
     sys.stderr.write("gpudiag: cannot run %s: %s\\n" % (app[0], error.strerror))
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
+
+# Under load nsys 2022.4.2 sometimes fails before the application starts (1 of 60 starts with both CPUs busy: sem_open
+# in its ProcessWaiter, exit 1) or never gets that far (1 of 90). Trying again is safe: the application has not run.
+_ATTEMPTS = 3
+_START_TIMEOUT_S = 30.0
 
 
 @functools.cache
@@ -129,36 +137,21 @@ def _escaped(output: Path) -> str:
     return str(output).replace("%", "%%")
 
 
-@dataclass
+@dataclass(frozen=True)
 class NsysProcess:
-    """A running `nsys profile`. `app_pid` is the application (0 while it has not started); `log` holds nsys's words."""
+    """A running `nsys profile`. app_pid: the application, which leads its own session; log: nsys's words."""
 
     process: subprocess.Popen[bytes]
+    app_pid: int
     log: Path
-    _pid_reader: int
-    app_pid: int = 0
-
-    def wait_for_app(self, timeout_s: float = 30.0) -> int:
-        """The application's pid, or 0 when nsys ended or the time ran out before it started."""
-        deadline = time.monotonic() + timeout_s
-        while not self.app_pid and self._pid_reader >= 0 and (left := deadline - time.monotonic()) > 0:
-            if select.select([self._pid_reader], [], [], left)[0]:
-                text = os.read(self._pid_reader, 32)
-                os.close(self._pid_reader)
-                self._pid_reader = -1
-                self.app_pid = int(text or 0)
-        return self.app_pid
 
     def forward(self, signum: int, *, group: bool = False) -> bool:
         """Send a signal to the application alone, or as a terminal does to its whole group. False when it is gone.
 
-        The application leads its own process group (nsys starts it so), so `group` reaches its children and not nsys.
+        nsys starts the application as the leader of a session, so `group` reaches its children and not nsys.
         """
-        pid = self.wait_for_app()
-        if not pid:
-            return False
         try:
-            (os.killpg if group else os.kill)(pid, signum)
+            (os.killpg if group else os.kill)(self.app_pid, signum)
         except ProcessLookupError:
             return False
         return True
@@ -171,10 +164,9 @@ class NsysProcess:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         status = self.process.wait(timeout_s)
-        self.wait_for_app(0.1)
         if status >= 0:
             return status
-        while self.app_pid and _alive(self.app_pid):
+        while _alive(self.app_pid):
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(self.process.args, timeout_s or 0)
             time.sleep(0.1)
@@ -182,23 +174,12 @@ class NsysProcess:
 
     def kill(self) -> None:
         """End the application's group and nsys at once; for an application that ignored its signals."""
-        if self.app_pid:
-            with suppress(ProcessLookupError):
-                os.killpg(self.app_pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.app_pid, signal.SIGKILL)
         try:
-            self.process.wait(30)  # nsys writes what it has; a killed application's report is complete up to then
+            self.process.wait(30)  # nsys writes what it has: the report is complete up to the kill
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+            _abandon(self.process)
 
 
 def start(
@@ -214,41 +195,71 @@ def start(
     stdout: int = 1,
     stderr: int = 2,
 ) -> NsysProcess:
-    """Start `app` under nsys. stdin, stdout, stderr: descriptors that the application gets as they are.
+    """Start `app` under nsys, and return once it runs. stdin, stdout, stderr: descriptors that it gets as they are.
 
     nsys's own words go to `output` + ".nsys.log". Raises GpudiagError as nsys_command, when a report of that name is
-    there already, or when the folder cannot be written (nsys itself would say so only after the run).
+    there already, when the folder cannot be written (nsys itself would say so only after the run), or when nsys does
+    not get as far as the application.
     """
     log = log_of(output)
     for old in (output.with_name(output.name + suffix) for suffix in REPORT_SUFFIXES):
         if old.exists():
             raise GpudiagError(f"{old}: exists", "choose another folder with -o, or remove it")
-    reader, writer = os.pipe()
-    duplicates = [os.dup(stdout), os.dup(stderr), writer]
-    shim = [sys.executable, "-I", "-S", "-c", _SHIM, *map(str, duplicates)]
-    try:
-        command = nsys_command([*shim, *app], output.absolute(), gpu=gpu, window=window, osrt=osrt)
+    for _ in range(_ATTEMPTS):
         try:
             words = log.open("wb")
         except OSError as error:
             raise GpudiagError(
                 f"{log}: cannot be written ({error.strerror})", "choose another folder with -o"
             ) from error
-        with words:
+        pid_reader, pid_writer = os.pipe()
+        go_reader, go_writer = os.pipe()
+        passed = [os.dup(stdout), os.dup(stderr), pid_writer, go_reader]
+        shim = [sys.executable, "-I", "-S", "-c", _SHIM, *map(str, passed)]
+        try:
             process = subprocess.Popen(
-                command,
+                nsys_command([*shim, *app], output.absolute(), gpu=gpu, window=window, osrt=osrt),
                 stdin=stdin,
                 stdout=words,
                 stderr=subprocess.STDOUT,
                 env=env,
                 cwd=cwd,
-                pass_fds=duplicates,
+                pass_fds=passed,
                 start_new_session=True,
             )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        for descriptor in duplicates:
-            os.close(descriptor)
-    return NsysProcess(process, log, reader)
+            for descriptor in passed:  # ours must be closed for the pipe to end with the last of theirs
+                os.close(descriptor)
+            passed.clear()
+            ready = select.select([pid_reader], [], [], _START_TIMEOUT_S)[0]
+            pid = int(os.read(pid_reader, 32) or 0) if ready else 0
+            if pid:
+                os.write(go_writer, b"g")
+                return NsysProcess(process, pid, log)
+        finally:
+            words.close()
+            for descriptor in (*passed, pid_reader, go_writer):
+                os.close(descriptor)
+        _abandon(process)
+    said = log.read_text(errors="replace").strip().splitlines()
+    reason = next((line for line in reversed(said) if "Importer" not in line and "importer" not in line), "it hangs")
+    raise GpudiagError(f"nsys does not start the application: {reason.strip()}", "try again, or use --with torch")
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Kill an nsys that is stuck, with its agent, which has a session of its own and holds the user's stdout open."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if b"\0--start-agent\0" in command and b"-%d\0" % process.pid in command:
+                os.kill(int(entry.name), signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
