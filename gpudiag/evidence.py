@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from gpudiag.host import LAUNCH
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.scope import Scope
 from gpudiag.steps import MIN_STEPS
@@ -32,8 +33,10 @@ def cannot_judge(scope: Scope, values: Values) -> str:
     """Why nothing can be said of this scope, as a clause with numbers; "" when it can be judged."""
     timeline = scope.timeline
     if scope.ops is None:
-        if timeline.gpu_ops is None and timeline.api_calls is not None and len(timeline.api_calls):
-            return f"{len(timeline.api_calls)} CUDA API calls were recorded but no GPU activity"
+        calls = timeline.api_calls
+        launched = int(scope.names.rows(calls.name, LAUNCH).sum()) if calls is not None else 0
+        if launched:
+            return f"{launched} launches of GPU work were recorded but no GPU activity: the capture failed"
         if len(scope.steps) < MIN_STEPS and not len(scope.window):
             return "nothing that repeats was recorded"
         return ""
