@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gpudiag.report import facts
 from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, run_tables
 from gpudiag.report.palette import ALL_STYLES, part_style
 from gpudiag.report.picture import Picture, pictures, script_data
-from gpudiag.report.step_chart import step_chart
+from gpudiag.report.step_chart import MAX_BARS, step_chart
 from gpudiag.report.text import apportion, clean, clean_code
 from gpudiag.units import format_ns, format_percent
 
@@ -41,6 +42,7 @@ def render(diagnosis: Diagnosis) -> str:
     page = _environment().get_template("report.html")
     text = page.render(
         d=diagnosis,
+        name=clean(re.split(r"[/\\]", diagnosis.source.path.rstrip("/\\"))[-1], 90) or "recording",
         status=status,
         glyph=GLYPHS[diagnosis.verdict.status],
         css=Markup(_environment().get_template("report.css").render(parts=ALL_STYLES)),
@@ -53,11 +55,7 @@ def render(diagnosis: Diagnosis) -> str:
         path=path[:4],
         path_all=[step for step in path if step["id"] != "environment" or step["findings"]],
         views=shown,
-        step_charts=[
-            step_chart(account, account_title(diagnosis, account))
-            for account in diagnosis.accounts[:MAX_CHARTS]
-            if len(account.per_step) > 1
-        ],
+        step_charts=_step_charts(diagnosis),
         findings_lead=_findings_lead(diagnosis),
         kernels=kernels,
         kernels_lead=more_kernels,
@@ -82,7 +80,11 @@ def render(diagnosis: Diagnosis) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["clean"] = clean
     return environment
@@ -99,6 +101,15 @@ def account_title(diagnosis: Diagnosis, account: AccountInfo) -> str:
     label = label[0].upper() + label[1:]
     name = next((d.name for d in diagnosis.devices if (d.rank, d.device) == (account.rank, account.device)), "")
     return f"{label}, {clean(name, 60)}" if name else label
+
+
+def _step_charts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """The first device in full, a few more with fewer bars."""
+    shown = [account for account in diagnosis.accounts if len(account.per_step) > 1][:MAX_CHARTS]
+    bars = (MAX_BARS, *[MAX_BARS // 6] * MAX_CHARTS)
+    return [
+        step_chart(account, account_title(diagnosis, account), most) for account, most in zip(shown, bars, strict=False)
+    ]
 
 
 def _figures(diagnosis: Diagnosis) -> list[dict[str, str]]:
@@ -119,9 +130,7 @@ def _figures(diagnosis: Diagnosis) -> list[dict[str, str]]:
         found.append({"label": "GPU idle", "value": format_percent(idle / total), "note": ""})
     if diagnosis.findings and diagnosis.findings[0].bound_ns:
         first = diagnosis.findings[0]
-        found.append(
-            {"label": "Largest finding, at most", "value": format_ns(first.bound_ns), "note": _per(diagnosis, first)}
-        )
+        found.append({"label": "Most to win", "value": format_ns(first.bound_ns), "note": _per(diagnosis, first)})
     return found
 
 
@@ -209,7 +218,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
 
 def _findings_lead(diagnosis: Diagnosis) -> str:
     clear = sum(outcome == "clear" for outcome in diagnosis.rules.values())
-    judged = f" {clear} rules were judged and found nothing." if clear else ""
+    judged = f" {clear} {'rule was' if clear == 1 else 'rules were'} judged and found nothing." if clear else ""
     if not diagnosis.findings:
         return f"No rule fired.{judged}"
     return (
@@ -229,8 +238,14 @@ def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Pi
         evidence.append(
             {"label": clean(item.label, 300), "value": clean(item.value, 600), "view": view, "start": start, "end": end}
         )
+    around: tuple[int, int, int] | None = None
+    for picture in shown:
+        if stretches := picture.stretches(finding):
+            around = (picture.number, *max(stretches, key=lambda stretch: stretch[1] - stretch[0]))
+            break
     return {
         "number": number,
+        "around": None if any(item["view"] is not None for item in evidence) else around,
         "step": finding.step,
         "severity": finding.severity,
         "glyph": SEVERITY_GLYPHS[finding.severity],

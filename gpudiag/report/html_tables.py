@@ -87,7 +87,11 @@ def metric_rows(diagnosis: Diagnosis) -> list[dict[str, str]]:
 
 def environment_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The environment flattened: `gpus.0.name` becomes one row a leaf."""
-    rows = [("Recording", diagnosis.source.path), ("Format", diagnosis.source.kind), ("Recorder", diagnosis.source.recorder)]
+    rows = [
+        ("Recording", diagnosis.source.path),
+        ("Format", diagnosis.source.kind),
+        ("Recorder", diagnosis.source.recorder),
+    ]
     rows += _leaves("", diagnosis.environment)
     return [(clean(name, 80), clean(value, 400)) for name, value in rows[:MAX_ROWS] if value]
 

@@ -13,6 +13,7 @@ from gpudiag.report.facts import PART_LABELS, part_label
 # Parts whose colour is so light that dark text reads better on it (contrast at least 4.5 to 1).
 _LIGHT = frozenset(
     {
+        "communication_exposed",
         "copy_exposed.d2h",
         "copy_exposed.d2d",
         "copy_exposed.managed",
@@ -24,6 +25,7 @@ _LIGHT = frozenset(
         "idle.host",
         "idle.profiler",
         "idle.unknown",
+        "host.optimizer",
         "host.gc",
         "host.framework",
         "host.other",

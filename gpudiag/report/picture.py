@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -17,6 +18,9 @@ from gpudiag.units import format_ns, format_percent
 
 MAX_EVENTS = 120_000  # 12 bytes an event as written below: about 1.5 MB; views beyond that are left out
 SHORT = 60
+NEAR = 0.004  # of the view: 4 px on a screen 1,000 px wide
+MAX_STRETCHES = 40
+MAX_MARKS = 24
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,36 @@ class Picture:
     def place(self, finding: Finding, evidence: Evidence) -> tuple[int, int, int] | None:
         """(view, start, end) in ns from the view's start when the evidence lies in it, else None."""
         view = self.view
-        if evidence.start_ns is None or (finding.devices and (view.rank, view.device) not in finding.devices):
+        if evidence.start_ns is None or not self._is_of(finding):
             return None
         end = evidence.end_ns if evidence.end_ns is not None else evidence.start_ns
         if evidence.start_ns >= view.end_ns or end < view.start_ns:
             return None
         return self.number, max(evidence.start_ns, view.start_ns) - view.start_ns, min(end, view.end_ns) - view.start_ns
+
+    def stretches(self, finding: Finding) -> list[tuple[int, int]]:
+        """Where the owners' lane holds the parts that the finding's time is taken from: the longest, in order of time.
+
+        Stretches closer together than NEAR of the view are one. A finding about computing itself has none: it is everywhere.
+        """
+        if not self._is_of(finding) or not self.view.lanes or self.view.lanes[0].kind != "owner":
+            return []
+        lane, names = self.view.lanes[0], self.view.names
+        mine = {code for code, name in enumerate(names) if name in finding.parts and name != "compute"}
+        near = (self.view.end_ns - self.view.start_ns) * NEAR
+        found: list[list[int]] = []
+        for start, length, code in zip(lane.start_ns, lane.length_ns, lane.name, strict=True):
+            if code not in mine or not length:
+                continue
+            if found and start - found[-1][1] <= near:
+                found[-1][1] = start + length
+            else:
+                found.append([start, start + length])
+        longest = heapq.nlargest(MAX_STRETCHES, found, key=lambda stretch: (stretch[1] - stretch[0], -stretch[0]))
+        return sorted((start, end) for start, end in longest)
+
+    def _is_of(self, finding: Finding) -> bool:
+        return not finding.devices or (self.view.rank, self.view.device) in finding.devices
 
 
 def pictures(diagnosis: Diagnosis) -> list[Picture]:
@@ -70,22 +98,36 @@ def script_data(diagnosis: Diagnosis, shown: list[Picture]) -> Markup:
 def _view(diagnosis: Diagnosis, picture: Picture) -> dict[str, Any]:
     view = picture.view
     names = [clean(name, 600) for name in view.names]
-    shorts = [short_kernel(name, SHORT) for name in view.names]
-    marks = []
-    for number, finding in enumerate(diagnosis.findings, 1):
-        for evidence in finding.evidence:
-            place = picture.place(finding, evidence)
-            if place:
-                mark = {"f": number, "s": place[1], "e": place[2], "title": clean(finding.title, 200)}
-                marks.append({**mark, "label": clean(evidence.label, 200), "value": clean(evidence.value, 300)})
+    kernels = {code for lane in view.lanes if lane.kind in ("stream", "comm") for code in lane.name}
+    shorts = [_said(name, code in kernels) for code, name in enumerate(view.names)]
     return {
         "title": picture.title,
         "span": max(1, view.end_ns - view.start_ns),
         "names": names,
         "short": [short if short != name else "" for short, name in zip(shorts, names, strict=True)],
-        "marks": marks,
+        "marks": _marks(diagnosis, picture),
         "lanes": [_lane(lane, level) for lane, level in zip(view.lanes, _levels(view), strict=True)],
     }
+
+
+def _marks(diagnosis: Diagnosis, picture: Picture) -> list[dict[str, Any]]:
+    """What the findings point at, as rows above the lanes: evidence that has a time, else the parts that a finding is about.
+
+    Findings that another one explains are left out: its stretches are theirs.
+    """
+    marks = []
+    for number, finding in enumerate(diagnosis.findings, 1):
+        mark = {"f": number, "title": clean(finding.title, 200)}
+        places = [(evidence, picture.place(finding, evidence)) for evidence in finding.evidence]
+        timed = [(evidence, place) for evidence, place in places if place]
+        for evidence, (_, start, end) in timed:
+            words = {"label": clean(evidence.label, 200), "value": clean(evidence.value, 300)}
+            marks.append({**mark, **words, "spans": [[start, end]]})
+        stretches = [] if timed or finding.caused_by else picture.stretches(finding)
+        if stretches:
+            words = {"label": mark["title"], "value": clean(finding.summary, 300)}
+            marks.append({**mark, **words, "spans": [list(stretch) for stretch in stretches]})
+    return marks[:MAX_MARKS]
 
 
 def _lane(lane: Lane, level: int) -> dict[str, Any]:
@@ -123,6 +165,8 @@ def _lane_rows(view: TimelineView) -> list[dict[str, Any]]:
         for code, length in zip(lane.name, lane.length_ns, strict=True):
             by_name[code] = by_name.get(code, 0) + length
         covered = _covered(lane)
+        kernel = lane.kind in ("stream", "comm")
+        said = facts.part_label if lane.kind == "owner" else partial(_said, kernel=kernel)
         top = heapq.nsmallest(3, by_name.items(), key=lambda item: (-item[1], item[0]))
         rows.append(
             {
@@ -131,14 +175,14 @@ def _lane_rows(view: TimelineView) -> list[dict[str, Any]]:
                 "events": f"{sum(lane.count) if lane.count else len(lane.start_ns):,}",
                 "time": format_ns(covered),
                 "share": format_percent(covered / span),
-                "top": [{"name": _said(lane, view.names[code]), "time": format_ns(ns)} for code, ns in top],
+                "top": [{"name": said(view.names[code]), "time": format_ns(ns)} for code, ns in top],
             }
         )
     return rows
 
 
-def _said(lane: Lane, name: str) -> str:
-    return facts.part_label(name) if lane.kind == "owner" else short_kernel(name, SHORT)
+def _said(name: str, kernel: bool) -> str:
+    return short_kernel(name, SHORT) if kernel else clean(name.removeprefix("gpudiag::"), SHORT)
 
 
 def _covered(lane: Lane) -> int:

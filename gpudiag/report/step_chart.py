@@ -14,9 +14,9 @@ from gpudiag.units import format_ns
 MAX_BARS = 240  # at the width of the page a bar is then 4 px
 
 
-def step_chart(account: AccountInfo, title: str) -> dict[str, Any]:
-    """What the template draws. More than MAX_BARS steps: equal runs of neighbours become one bar of their mean."""
-    per_bar = -(-len(account.per_step) // MAX_BARS)
+def step_chart(account: AccountInfo, title: str, max_bars: int = MAX_BARS) -> dict[str, Any]:
+    """What the template draws. More than max_bars steps: equal runs of neighbours become one bar of their mean."""
+    per_bar = -(-len(account.per_step) // max_bars)
     bars = [_mean(account.per_step[i : i + per_bar]) for i in range(0, len(account.per_step), per_bar)]
     totals = [sum(bar.values()) for bar in bars]
     top, ticks = _scale(max(totals))
@@ -33,7 +33,7 @@ def step_chart(account: AccountInfo, title: str) -> dict[str, Any]:
         f"{_label(longest, per_bar, len(account.per_step))}. The table below has the numbers.",
         "ticks": [{"at": round(100 * tick / top, 2), "label": format_ns(tick) if tick else "0"} for tick in ticks],
         "median_at": round(100 * median / top, 2),
-        "svg": _bars(bars, names, top, per_bar, len(account.per_step)),
+        "svg": _bars(bars, names, top, per_bar, len(account.per_step), f"hatch-{account.rank}-{account.device}"),
         "last": f"step {len(account.per_step)}",
         "legend": [part_style(name) for name in names],
         "unit": unit,
@@ -68,9 +68,11 @@ def _scale(largest: float) -> tuple[float, list[float]]:
     return max(count, 1) * by, [i * by for i in range(max(count, 1) + 1)]
 
 
-def _bars(bars: list[dict[str, float]], names: list[str], top: float, per_bar: int, steps: int) -> Markup:
+def _bars(
+    bars: list[dict[str, float]], names: list[str], top: float, per_bar: int, steps: int, hatch_id: str
+) -> Markup:
     """One group a bar, parts stacked from the bottom in the account's order; idle parts get the hatch on top."""
-    slot = 1000 / len(bars)
+    slot = 100 / len(bars)
     width = slot * (0.86 if len(bars) <= 60 else 0.94)
     groups = []
     for i, bar in enumerate(bars):
@@ -80,18 +82,20 @@ def _bars(bars: list[dict[str, float]], names: list[str], top: float, per_bar: i
             if not height:
                 continue
             at -= height
-            place = f'x="{i * slot + (slot - width) / 2:.2f}" y="{at:.3f}" width="{width:.2f}" height="{height:.3f}"'
+            place = (
+                f'x="{i * slot + (slot - width) / 2:.3f}%" y="{at:.3f}%" width="{width:.3f}%" height="{height:.3f}%"'
+            )
             style = part_style(name)
             pieces.append(f'<rect class="p-{style.css}" {place}/>')
             if style.idle:
-                pieces.append(f'<rect class="h" {place}/>')
+                pieces.append(f'<rect fill="url(#{hatch_id})" {place}/>')
             words.append(f"{PART_LABELS.get(name, name)} {format_ns(bar[name])}")
         groups.append(f'<g class="b"><title>{escape("; ".join(words))}</title>{"".join(pieces)}</g>')
-    # preserveAspectRatio="none" stretches the hatch too: 1000 units are about as many px wide, 100 units are 220 px high.
+    # Places are in percent, so the hatch keeps its size on any width.
     hatch = (
-        '<defs><pattern id="hatch" width="7" height="3.2" patternUnits="userSpaceOnUse">'
-        '<path d="M-1 3.66L8 -0.46M-4.5 2.06L1 -0.46M6 3.66L9 2.29" class="stroke" vector-effect="non-scaling-stroke"/></pattern></defs>'
+        f'<defs><pattern id="{hatch_id}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect class="stroke" width="2.2" height="7"/></pattern></defs>'
     )
     return Markup(
-        f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" aria-hidden="true" focusable="false">{hatch}{"".join(groups)}</svg>'
+        f'<svg width="100%" height="100%" aria-hidden="true" focusable="false">{hatch}{"".join(groups)}</svg>'
     )

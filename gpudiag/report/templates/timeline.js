@@ -22,19 +22,20 @@ function timeline(data, still) {
     const raw = data.views[index];
     if (!raw.decoded) raw.decoded = decode(raw);
     view = raw; lanes = raw.decoded; marks = stack(raw.marks);
-    t0 = 0; t1 = view.span; hover = picked = null; lane = 0; detail.textContent = "";
+    t0 = 0; t1 = view.span; hover = picked = null; lane = 0;
     for (const b of document.querySelectorAll(".pick")) b.setAttribute("aria-pressed", String(Number(b.dataset.view) === index));
     measure();
     say(view.title + ", " + lanes.length + " lanes.");
   }
 
-  /* Findings' evidence in as few rows as do not overlap. */
+  /* What findings point at, in as few rows as do not overlap; the words of a mark need room too. */
   function stack(list) {
     const rows = [];
-    return list.slice().sort((a, b) => a.s - b.s || a.f - b.f).map((m) => {
-      let row = rows.findIndex((until) => until <= m.s);
-      if (row < 0) row = rows.length;
-      rows[row] = m.e;
+    return list.map((m) => ({ ...m, s: m.spans[0][0], e: m.spans[m.spans.length - 1][1] })).sort((a, b) => a.f - b.f || a.s - b.s).map((m) => {
+      const end = Math.max(m.e, m.s + view.span * .2);
+      let row = rows.findIndex((taken) => taken.every(([s, e]) => e <= m.s || s >= end));
+      if (row < 0) { row = rows.length; rows.push([]); }
+      rows[row].push([m.s, end]);
       return { ...m, row };
     });
   }
@@ -77,7 +78,7 @@ function timeline(data, still) {
     const name = view.names[l.name[i]];
     if (l.kind === "owner") return colours.of[name] || { fill: colours.faint, ink: colours.onDark };
     if (l.kind === "stream") return { fill: colours.stream, ink: colours.onDark, shade: tint(name) };
-    if (l.kind === "comm") return { fill: colours.comm, ink: colours.onDark };
+    if (l.kind === "comm") return { fill: colours.comm, ink: colours.onLight };
     if (l.kind === "copy") return { fill: /memset/i.test(name) ? colours.memset : colours.copy, ink: colours.onDark };
     if (l.kind === "launch") return { fill: SYNC.test(name) ? colours.sync : colours.launch, ink: colours.ink };
     if (l.kind === "loader") return { fill: colours.loader, ink: colours.ink };
@@ -119,7 +120,7 @@ function timeline(data, still) {
       before = l.kind;
       if (gutter || l.level === 0) { c.fillStyle = lanes[lane] === l && document.activeElement === main ? colours.ink : colours.soft; label(c, l.label, gutter ? 12 : 8, gutter ? l.y + l.h / 2 + .5 : l.y - 8, (gutter || width) - 16); }
     }
-    if (gutter && marks.length) { c.fillStyle = colours.soft; c.fillText("Findings", 12, AXIS + 2 + MARK / 2); }
+    if (gutter && marks.length) { c.fillStyle = colours.soft; c.fillText("Findings", 12, AXIS + 9); }
     overview();
     main.dataset.t0 = String(t0); main.dataset.t1 = String(t1); main.dataset.drawn = String(drawn); main.dataset.drawMs = (performance.now() - began).toFixed(2);
   }
@@ -136,40 +137,66 @@ function timeline(data, still) {
   }
 
   function evidence(c, m) {
-    const a = x(m.s), b = Math.max(x(m.e), a + 2), y = AXIS + 2 + m.row * MARK;
-    if (b < gutter || a > width) return;
-    c.fillStyle = colours.bad; c.globalAlpha = .07; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1;
-    c.fillRect(a, y + MARK - 4, b - a, 2);
-    const from = Math.max(a, gutter + EDGE);
-    if (b - from > 16) { c.font = small; c.textAlign = "left"; label(c, m.f + "  " + m.label, from + 3, y + 7, b - from - 6); }
+    const y = AXIS + 2 + m.row * MARK, left = gutter + EDGE;
+    let from = -1, room = 0, last = -1;
+    for (const [s, e] of m.spans) {
+      const a = x(s), b = Math.max(x(e), a + 2);
+      if (b < left || a > width) continue;
+      c.fillStyle = colours.bad; c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1;
+      c.fillRect(a, y + MARK - 4, b - a, 2);
+      if (from < 0) from = Math.max(a, left);
+      last = b;
+    }
+    if (from < 0) return;
+    room = Math.max(last - from, Math.min(.2 * view.span / (t1 - t0) * (width - left), width - EDGE - from)) - 6;
+    c.fillStyle = colours.bad; c.font = small; c.textAlign = "left"; label(c, m.f + "  " + m.label, from + 3, y + 7, room);
   }
 
-  function blocks(c, l, left, right) {
-    const n = l.start.length, tiny = (t1 - t0) / (right - left);
-    let drawn = 0, edge = -1;
+  function blocks(c, l, left, right, mute) {
+    const n = l.start.length, scale = (right - left) / (t1 - t0), narrow = l.kind === "owner" ? 5 : 1.2;
+    let drawn = 0, column = null;
     c.font = small; c.textAlign = "left";
     for (let i = first(l, t0); i < n && l.start[i] < t1; i++) {
-      if (l.end[i] < t0) continue;
-      let a = x(l.start[i]), b = x(l.end[i]);
-      if (l.end[i] - l.start[i] < tiny) { /* at most one sliver a pixel */
-        const p = Math.floor(a); if (p <= edge) continue;
-        a = p; b = p + 1;
+      const start = Math.max(l.start[i], t0), end = Math.min(l.end[i], t1);
+      if (end < start) continue;
+      let a = left + (start - t0) * scale, b = left + (end - t0) * scale;
+      if (b - a < narrow) { /* too narrow to see apart: a column of pixels shows how much of it each has */
+        const key = Math.floor(a / narrow);
+        if (column && column.key !== key) { drawn += flush(c, l, column); column = null; }
+        if (!column) column = { key, a, b, of: new Map(), i };
+        column.b = Math.max(column.b, b); const s = look(l, i); column.of.set(s.fill, (column.of.get(s.fill) || 0) + b - a);
+        continue;
       }
-      edge = Math.floor(b) - (b - a > 1 ? 1 : 0);
-      a = Math.max(a, left - 4); b = Math.min(b, right + 4);
+      if (column) { drawn += flush(c, l, column); column = null; }
+      if (l.kind === "owner") { a = Math.round(a); b = Math.round(b); } /* neighbours without a seam */
       const s = look(l, i), w = Math.max(b - a - (b - a > 4 && l.kind !== "owner" ? .75 : 0), .8);
       c.fillStyle = s.fill; c.fillRect(a, l.y, w, l.h); drawn++;
       if (s.shade) { c.fillStyle = s.shade > 0 ? "#fff" : "#000"; c.globalAlpha = Math.abs(s.shade); c.fillRect(a, l.y, w, l.h); c.globalAlpha = 1; }
       if (s.idle && w > 3) { c.fillStyle = hatch; c.fillRect(a, l.y, w, l.h); }
       if (l.count && l.count[i] > 1 && w > 3) { c.fillStyle = colours.paper; c.globalAlpha = .55; c.fillRect(a, l.y + l.h - 3, w, 1); c.globalAlpha = 1; }
-      const from = Math.max(a, left);
-      if (b - from > 34) text(c, l, i, s, from, b);
+      if (!mute && b - a > 34) text(c, l, i, s, a, b);
     }
-    return drawn;
+    return drawn + (column ? flush(c, l, column) : 0);
+  }
+  /* Owners leave no gap, so their column is stacked; elsewhere a column is as strong as it is full. */
+  function flush(c, l, column) {
+    if (l.kind === "owner") {
+      const whole = [...column.of.values()].reduce((p, q) => p + q, 0) || 1; let y = l.y + l.h;
+      for (const part of data.parts) {
+        const look = colours.of[part.name], share = look && column.of.get(look.fill);
+        if (!share) continue;
+        column.of.delete(look.fill); const h = l.h * share / whole, a = Math.round(column.a); y -= h; c.fillStyle = look.fill; c.fillRect(a, y, Math.max(Math.round(column.b) - a, 1), h);
+      }
+      return 1;
+    }
+    const at = Math.floor(column.a); let full = 0, most = 0, fill = "";
+    for (const [colour, px] of column.of) { full += px; if (px >= most) { most = px; fill = colour; } }
+    c.fillStyle = fill; c.globalAlpha = Math.max(.35, Math.min(1, full / Math.max(1, column.b - at))); c.fillRect(at, l.y, 1, l.h); c.globalAlpha = 1;
+    return 1;
   }
 
   function text(c, l, i, s, from, to) {
-    const words = said(l, i), room = to - from - 10;
+    const words = said(l, i).replace(/^idle: /, ""), room = to - from - 10;
     if (s.idle) { const w = Math.min(c.measureText(words).width + 8, to - from - 2); c.fillStyle = s.fill; c.fillRect(from + 1, l.y + 4, w + 1, l.h - 8); }
     c.fillStyle = s.ink; label(c, words, from + 5, l.y + l.h / 2 + .5, room);
   }
@@ -193,11 +220,7 @@ function timeline(data, still) {
   function overview() {
     const c = map.getContext("2d"), l = lanes[0], left = gutter + EDGE, w = width - gutter - 2 * EDGE;
     c.clearRect(0, 0, width, 28);
-    if (l) for (let i = 0, edge = -1; i < l.start.length; i++) {
-      const a = left + l.start[i] / view.span * w, b = left + l.end[i] / view.span * w;
-      if (b - a < 1 && Math.floor(a) <= edge) continue;
-      edge = Math.floor(a); c.fillStyle = look(l, i).fill; c.fillRect(a, 8, Math.max(b - a, 1), 12);
-    }
+    if (l) { const keep = [l.y, l.h, t0, t1]; [l.y, l.h, t0, t1] = [8, 12, 0, view.span]; blocks(c, l, left, left + w, true); [l.y, l.h, t0, t1] = keep; }
     const a = left + t0 / view.span * w, b = left + t1 / view.span * w;
     c.fillStyle = colours.paper; c.globalAlpha = .72; c.fillRect(left, 6, a - left, 16); c.fillRect(b, 6, left + w - b, 16); c.globalAlpha = 1;
     c.strokeStyle = colours.ink; c.lineWidth = 1.5; c.strokeRect(a, 5, Math.max(b - a, 3), 18);
@@ -224,12 +247,12 @@ function timeline(data, still) {
       }
       return best;
     }
-    const row = Math.floor((py - AXIS - 2) / MARK), m = marks.find((k) => k.row === row && x(k.s) <= px && Math.max(x(k.e), x(k.s) + 2) >= px);
+    const row = Math.floor((py - AXIS - 2) / MARK), m = marks.find((k) => k.row === row && k.spans.some(([s, e]) => x(s) - 2 <= px && x(e) + 2 >= px));
     return m ? { m } : null;
   }
 
   function lines(h) {
-    if (h.m) return ["Finding " + h.m.f + ": " + h.m.title, h.m.label + ": " + h.m.value];
+    if (h.m) return ["Finding " + h.m.f + ": " + h.m.title, h.m.label === h.m.title ? h.m.value : h.m.label + ": " + h.m.value];
     const { l, i } = h, many = l.count && l.count[i] > 1, d = l.end[i] - l.start[i];
     return [said(l, i), length(d) + (many ? ", " + l.count[i] + " events drawn as one, most of it this" : "") + ", from " + length(l.start[i]) + " on; " + l.label];
   }
@@ -249,7 +272,7 @@ function timeline(data, still) {
     if (picked) lane = lanes.indexOf(picked.l);
     detail.textContent = "";
     if (!h) return later();
-    if (h.m) { say("Finding " + h.m.f + ": " + h.m.title + ". " + h.m.label + ": " + h.m.value, "finding-" + h.m.f); return later(); }
+    if (h.m) { const [head, rest] = lines(h); say(head + ". " + rest, "finding-" + h.m.f); return later(); }
     const { l, i } = h, p = document.createElement("p"), q = document.createElement("p"), code = document.createElement("code"), d = l.end[i] - l.start[i], many = l.count && l.count[i] > 1;
     code.textContent = l.kind === "owner" ? said(l, i) : view.names[l.name[i]]; p.append(code);
     q.textContent = l.label + ": " + length(d) + " (" + (100 * d / view.span).toFixed(d < view.span / 10 ? 1 : 0) + " % of the picture), from " + length(l.start[i]) + " to " + length(l.end[i]) +
@@ -341,6 +364,6 @@ function timeline(data, still) {
     document.getElementById("timeline").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" }); main.focus({ preventScroll: true });
   });
   new ResizeObserver(() => { if (Math.abs(box.clientWidth - width) > 1) measure(); }).observe(box);
-  show(0); detail.textContent = "";
+  show(0); say("Point at an event, click it, or walk to it with the keys.");
   return { repaint: () => { palette(); draw(); } };
 }
