@@ -137,7 +137,7 @@ COPIES = (
         "synchronous cudaMemcpy* calls (not Async) of more than 64 000 bytes between host and device, a step",
         source="nsys's own expert rule",
     ),
-    M("blocking_copy_idle", "ns", "idle time under and right after (until the next launch) such calls, a step"),
+    M("blocking_copy_idle", "ns", "of idle_sync, the part that follows such calls, a step"),
     M(
         "reupload_exposed",
         "ns",

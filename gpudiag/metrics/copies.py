@@ -10,6 +10,7 @@ from gpudiag.host import BLOCKING_COPY, COPY_CALL, named
 from gpudiag.intervals import Intervals
 from gpudiag.kernels import classify
 from gpudiag.metrics.busy import NO_GPU
+from gpudiag.metrics.launching import idle_after
 from gpudiag.metrics.make import PROFILE, PROFILE_NSYS, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, GpuOps, Kind, MemKind
@@ -112,11 +113,9 @@ def _host_side(scope: Scope, ops: GpuOps, link: Bool) -> Iterator[Value]:
     blocking[blocking] = scope.names.rows(calls.name[call[blocking]], BLOCKING_COPY)
     rows = call[blocking]
     yield value("blocking_copies", scope.per_step(int(blocking.sum())), "api_calls, gpu_ops")
-    under = Intervals.union_of(calls.start[rows], calls.end[rows])
-    gaps = scope.idle
-    touched = under.covered_in(gaps.start, gaps.end) > 0
-    lost = int((gaps.end - gaps.start)[touched].sum())
-    yield value("blocking_copy_idle", scope.per_step(lost), "api_calls, gpu_ops")
+    assert scope.host is not None
+    chosen = np.isin(scope.host.wait_start, calls.start[rows])
+    yield value("blocking_copy_idle", scope.per_step(idle_after(scope, chosen).total()), "api_calls, account")
 
 
 def _reuploads(scope: Scope, ops: GpuOps, large: Bool) -> Bool:

@@ -99,10 +99,10 @@ def readbacks(scope: Scope) -> tuple[int, Intervals]:
     # the waits in which such a copy finished
     covering = np.searchsorted(ends, host.wait_end, side="right") > np.searchsorted(ends, host.wait_start, side="left")
     waits = Intervals.union_of(host.wait_start[covering], host.wait_end[covering])
-    return int(waits.contains(ends).sum()), _idle_after(scope, covering)
+    return int(waits.contains(ends).sum()), idle_after(scope, covering)
 
 
-def _idle_after(scope: Scope, chosen: Bool) -> Intervals:
+def idle_after(scope: Scope, chosen: Bool) -> Intervals:
     """The part of idle.sync that follows the chosen waits."""
     assert scope.host is not None and scope.layers is not None
     host = scope.host
@@ -135,7 +135,7 @@ def _implicit(scope: Scope) -> Iterator[Value]:
     yield value("implicit_syncs", scope.per_step(rows.size), "cpu_ops")
     under = Intervals.union_of(ops.start[rows], ops.end[rows])
     chosen = under.contains(scope.host.wait_start)
-    yield value("implicit_sync_idle", scope.per_step(_idle_after(scope, chosen).total()), "cpu_ops, account")
+    yield value("implicit_sync_idle", scope.per_step(idle_after(scope, chosen).total()), "cpu_ops, account")
 
 
 def _repeats(scope: Scope) -> Iterator[Value]:
