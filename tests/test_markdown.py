@@ -42,7 +42,7 @@ def test_the_comment_has_the_verdict_the_account_and_the_steps() -> None:
     text = render(sample_diagnosis.bottleneck())
     assert text.startswith("### 🔴 gpudiag: input-bound\n")
     assert "| idle: waits for input | 41.0 % | 16.9 ms |" in text
-    assert "| 2 Data transfer | all clear \\(2 rules\\), 1 not judged |" in text
+    assert "| 2 Data transfer | all clear (2 rules), 1 not judged |" in text
     assert "num_workers=5" in text
     assert text.count("<details") == text.count("</details>") == 4
 
@@ -79,9 +79,18 @@ def test_nobody_is_mentioned_and_nothing_linked(text: str) -> None:
     assert not re.search(r"@\w|#\d|GH-\d|https?:|www\.", escaped)
 
 
-@given(st.text())
-def test_any_text_escapes_to_plain_text(text: str) -> None:
-    assert foreign(f"a {escape(text)} z") == []
+@given(st.text() | st.text(alphabet="-+#=.)1<>[](!`*_~|$&; a\\"))
+def test_any_text_escapes_to_one_paragraph_of_plain_text(text: str) -> None:
+    escaped = escape(text)
+    assert foreign(f"a {escaped} z") == []
+    assert foreign(escaped) == []
+    if escaped:
+        assert [t.type for t in parsed(escaped)] == ["paragraph_open", "inline", "paragraph_close"]  # type: ignore[attr-defined]
+
+
+def test_a_fold_shows_its_title_without_markdown_escapes_because_it_is_html() -> None:
+    found = sample_diagnosis.finding(title="num_workers=0 | <b>")
+    assert "<b>num_workers=0 | &lt;b&gt;</b>" in render(sample_diagnosis.bottleneck(findings=(found,)))
 
 
 @given(st.text(alphabet="`|\\ a"))

@@ -21,7 +21,13 @@ def run_of(diagnosis: Diagnosis, root: Path | None = None) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "diagnosis",
-    [sample_diagnosis.bottleneck(), sample_diagnosis.healthy(), sample_diagnosis.cannot_judge(), hostile_diagnosis()],
+    [
+        sample_diagnosis.bottleneck(),
+        sample_diagnosis.bottleneck(findings=(sample_diagnosis.finding("exposed_copy", category="transfer"),)),
+        sample_diagnosis.healthy(),
+        sample_diagnosis.cannot_judge(),
+        hostile_diagnosis(),
+    ],
 )
 def test_the_log_is_valid_by_the_official_schema(diagnosis: Diagnosis) -> None:
     jsonschema = pytest.importorskip("jsonschema")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import sample_diagnosis
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from hostile import hostile_diagnosis
 
 from gpudiag.cli import main
-from gpudiag.diagnosis import Diagnosis, to_json
+from gpudiag.diagnosis import Diagnosis, from_json, to_json
 from gpudiag.report.schema import diagnosis_schema
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -32,6 +33,29 @@ def test_the_schema_is_a_schema() -> None:
 @pytest.mark.parametrize("diagnosis", ALL)
 def test_what_is_written_is_valid(diagnosis: Diagnosis) -> None:
     VALIDATOR.validate(json.loads(to_json(diagnosis)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys/healthy_1pct_idle.sqlite",
+        "nsys/two_kernels_only.sqlite",
+        "kineto/mi250_minitoy.json.gz",
+        "kineto/cpu_only.json.gz",
+    ],
+)
+def test_diagnoses_of_real_recordings_are_valid_and_every_report_takes_them(traces: Path, name: str) -> None:
+    from gpudiag.pipeline import diagnose
+    from gpudiag.report import junit, markdown, sarif, terminal
+
+    diagnosis = diagnose([traces / name])
+    VALIDATOR.validate(json.loads(to_json(diagnosis)))
+    assert from_json(to_json(diagnosis)) == diagnosis
+    lines = terminal.render(diagnosis, inputs=["x"]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 60
+    for render in (markdown.render, sarif.render, junit.render):
+        assert render(diagnosis)
 
 
 def test_a_later_addition_is_valid_and_a_change_of_meaning_is_not() -> None:

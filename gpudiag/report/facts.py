@@ -110,16 +110,17 @@ def clear_count(diagnosis: Diagnosis, step: StepName) -> int:
 
 def reason(missing: str) -> str:
     """Why a rule could not be judged, without the names of the metrics that it misses: `a: no GPU; b: no GPU` is `no GPU`."""
-    return "; ".join(dict.fromkeys(_METRIC.sub("", clean(piece)) for piece in missing.split("; ")))
+    return "; ".join(sorted({_METRIC.sub("", clean(piece)) for piece in missing.split("; ")}))
 
 
 def grouped(not_judged: Iterable[NotJudged]) -> Iterator[tuple[list[str], str, str]]:
-    """(rule ids, why, how to record it) for rules that miss the same thing, in the order of first mention."""
+    """(rule ids, why, how to record it) for rules that miss the same thing: the largest groups first, one `how` after the other."""
     groups: dict[tuple[str, str], list[str]] = {}
     for item in not_judged:
         groups.setdefault((reason(item.missing), item.record_with), []).append(item.rule)
-    for (missing, record_with), rules in groups.items():
-        yield rules, missing, record_with
+    first = {how: i for i, (_, how) in reversed(list(enumerate(groups)))}
+    for (missing, how), rules in sorted(groups.items(), key=lambda item: (first[item[0][1]], -len(item[1]))):
+        yield rules, missing, how
 
 
 def verdict_label(diagnosis: Diagnosis) -> str:

@@ -16,20 +16,20 @@ _SIGN = {"critical": "🔴", "warning": "🟡", "info": "🔵"}
 _VERDICT_SIGN = {"bottleneck": "🔴", "healthy": "🟢", "cannot_judge": "⚪"}
 _MOST_KERNELS = 10
 _LONGEST = 1_000  # characters of one text; GitHub refuses a comment of more than 65,536
-_PUNCTUATION = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+_PUNCTUATION = re.compile(r"([\\`*_\[\]|~$])")
+_LINE_START = re.compile(r"^(\d*)([-+#=.)])")  # would make a list, a heading or a rule of a line
 # GitHub turns these into links and mentions even inside plain text; an empty comment keeps the letters and breaks the spell.
-_MENTION = re.compile(r"@(?=\w)")
-_ISSUE = re.compile(r"(\\#|\bGH\\-)(?=\d)")
-_LINK = re.compile(r"(?i)\b(www|https?|ftp|mailto|xmpp)(?=[.:])")
+_SPELL = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)|\b(?:www|https?|ftp|mailto|xmpp)(?=[.:])", re.IGNORECASE)
+_SHELL = ("gpudiag ", "nsys ", "export ", "pip ", "torchrun ", "python ", "sudo ", "nvidia-smi", "$ ", "#!")
 
 
 def render(diagnosis: Diagnosis) -> str:
     """The comment, ending in a newline."""
-    verdict = diagnosis.verdict
+    verdict, sentence = diagnosis.verdict, facts.headline(diagnosis)
     lines = [
         f"### {_VERDICT_SIGN[verdict.status]} gpudiag: {facts.verdict_label(diagnosis)}",
         "",
-        f"**{escape(facts.headline(diagnosis))}**",
+        f"**{escape(sentence[:1].upper() + sentence[1:])}**",
         "",
     ]
     if verdict.margin:
@@ -60,11 +60,14 @@ def render(diagnosis: Diagnosis) -> str:
 
 
 def escape(text: str) -> str:
-    """Plain text that Markdown, HTML and GitHub leave alone."""
+    """Plain text that Markdown, HTML and GitHub leave alone, also at the start of a line."""
+    return _LINE_START.sub(r"\1\\\2", _PUNCTUATION.sub(r"\\\1", escape_html(text)))
+
+
+def escape_html(text: str) -> str:
+    """Plain text inside an HTML block, where Markdown's backslashes would be seen."""
     text = clean(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = _PUNCTUATION.sub(r"\\\1", text)
-    text = _ISSUE.sub(r"\1<!-- -->", _MENTION.sub("@<!-- -->", text))
-    return _LINK.sub(r"\1<!-- -->", text)
+    return _SPELL.sub(r"\g<0><!-- -->", text)
 
 
 def code(text: str) -> str:
@@ -106,9 +109,7 @@ def _finding(diagnosis: Diagnosis, finding: Finding) -> list[str]:
         body += ["", "See also: " + "; ".join(f"{escape(effect.title)} ({code(effect.rule)})" for effect in effects)]
     if finding.wrong_when:
         body += ["", f"Wrong when: {escape(finding.wrong_when)}"]
-    summary = (
-        f"{_SIGN[finding.severity]} <b>{escape(finding.title)}</b>: {escape(facts.bound_line(diagnosis, finding))}"
-    )
+    summary = f"{_SIGN[finding.severity]} <b>{escape_html(finding.title)}</b>: {escape_html(facts.bound_line(diagnosis, finding))}"
     return _folded(summary, body, opened=finding.severity == "critical")
 
 
@@ -119,7 +120,7 @@ def _folded(summary: str, body: list[str], opened: bool = False) -> list[str]:
 def _block(text: str) -> list[str]:
     lines = clean_code(text)
     fence = "`" * max(3, 1 + max((len(run) for line in lines for run in re.findall("`+", line)), default=0))
-    return [f"{fence}python", *lines, fence]
+    return [f"{fence}{'sh' if lines[0].startswith(_SHELL) else 'python'}", *lines, fence]
 
 
 def _kernels(diagnosis: Diagnosis) -> list[str]:

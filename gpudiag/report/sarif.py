@@ -64,7 +64,10 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "id": clean(finding.rule),
         "shortDescription": {"text": clean(finding.title) or clean(finding.rule)},
         "defaultConfiguration": {"level": _LEVEL[finding.severity]},
-        "properties": {"tags": ["performance", clean(finding.step), clean(finding.category)], "precision": "high"},
+        "properties": {
+            "tags": sorted({"performance", clean(finding.step), clean(finding.category)}),
+            "precision": "high",
+        },
     }
     if help_lines:
         rule["help"] = {"text": "\n\n".join(help_lines)}

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
 from gpudiag.report import facts
-from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, RED, YELLOW, Page
+from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, YELLOW, Page
 from gpudiag.report.text import apportion, clean, clean_code, columns, cut, cut_start, short_kernel
 from gpudiag.units import format_ns, format_percent
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
 _VERDICT_STYLE = {"bottleneck": "1;31", "healthy": "1;32", "cannot_judge": "1;33"}
 _BUSY_STYLES = (GREEN, MAGENTA, YELLOW, BLUE, CYAN)
-_IDLE_STYLES = (RED, "91", "95", "90", "93")
+_IDLE_STYLES = ("91", "95", "93", "96", "94")
 
 # These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
 _FULL_FINDINGS = 3
@@ -84,6 +84,7 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
         [
             (page.paint(glyph, style), f"{share / 10:5.1f} % {label}")
             for (glyph, style), share, (_, _, label) in zip(drawn, shares, parts, strict=True)
+            if share
         ],
     )
     if len(accounts) > 1:
@@ -225,18 +226,14 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
     page.add()
     count = len(diagnosis.not_judged)
     page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
-    for rules, missing, record_with in groups[:_MOST_NOT_JUDGED]:
-        _missing(page, rules, missing, record_with, 2)
-    if len(groups) > _MOST_NOT_JUDGED:
-        rest = sum(len(rules) for rules, _, _ in groups[_MOST_NOT_JUDGED:])
-        page.add(f"  and {rest} more: --json lists them")
-
-
-def _missing(page: Page, rules: Sequence[str], missing: str, record_with: str, indent: int) -> None:
-    names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
-    page.prose(f"{names}: {missing}", indent)
-    if record_with:
-        page.prose(record_with, indent + 2, "next: ", lead_style=DIM)
+    shown = groups[:_MOST_NOT_JUDGED]
+    for i, (rules, missing, how) in enumerate(shown):
+        names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
+        page.prose(f"{names}: {missing}", 2)
+        if i + 1 == len(shown) or shown[i + 1][2] != how:
+            page.prose(how, 4, "next: ", lead_style=DIM)
+    if len(groups) > len(shown):
+        page.add(f"  and {sum(len(rules) for rules, _, _ in groups[len(shown) :])} more: --json lists them")
 
 
 def _warnings(page: Page, warnings: Sequence[str]) -> None:
