@@ -69,7 +69,7 @@ def judge(
     claims: list[Claim] = []
     closed: Rule | None = None
     for rule in rules:
-        if closed and not rule.gate and rule.step != "environment":
+        if closed and not rule.gate and not (rule.step == "environment" and rule.severity.fixed):
             outcomes[rule.id] = "not_judged"
             not_judged.append(NotJudged(rule.id, f"{closed.title[0].lower()}{closed.title[1:]}", _remedy(closed)))
             continue
