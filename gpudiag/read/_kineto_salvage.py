@@ -21,6 +21,7 @@ FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _REPLACED = "\N{REPLACEMENT CHARACTER}".encode()
 _NOT_FINITE = re.compile(rb'("\s*:\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,}\]])', re.IGNORECASE)
 _ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_JSON = json.JSONDecoder(strict=False)
 _LONGEST = 1 << 20  # more than this is no single event
 _CONTROL = re.compile(rb"[\0-\x1f]+")
 _TEXT_FIELD = re.compile(
@@ -56,16 +57,28 @@ def _halve(texts: list[bytes], events: list[object], repairs: Counter[str]) -> N
             _halve(texts[:middle], events, repairs)
             _halve(texts[middle:], events, repairs)
             return
-        found = _one(texts[0])
+        _one(texts[0], events, repairs)
+
+
+def _one(text: bytes, events: list[object], repairs: Counter[str]) -> None:
+    """What stands between two boundaries: an event, or an event and things that do not belong in the list."""
+    text = _CONTROL.sub(b" ", _ESCAPE.sub(_escape, text))
+    characters = text.decode("latin-1")  # one a byte, so that an index into one is an index into the other
+    at = 0
+    while at < len(text):
+        try:
+            end = _JSON.raw_decode(characters, at)[1]
+        except (json.JSONDecodeError, RecursionError):
+            end = len(text)
+        try:
+            found = decode(b"[" + text[at:end] + b"]")
+        except FAULTS:
+            found = _by_fields(text[at:end])
         repairs[RESPELT if found else LOST] += 1
         events += found
-
-
-def _one(text: bytes) -> list[object]:
-    try:
-        return decode(b"[" + _CONTROL.sub(b" ", _ESCAPE.sub(_escape, text)) + b"]")
-    except FAULTS:
-        return _by_fields(text)
+        while text[end : end + 1] in (b",", b" "):
+            end += 1
+        at = end
 
 
 def _escape(found: re.Match[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from gpudiag.intervals import Int64
 # Marks what is no time: null, text, or beyond 73 years (a quarter of the range of int64, so that sums and spans cannot overflow).
 INVALID = int(np.iinfo(np.int64).min)
 _LARGEST = 1 << 61
+_EXACT = Context(prec=100)
 _PLAIN = b"0123456789.,-"
 _COMMA, _MINUS, _DOT, _ZERO = b",-.0"
 _POWERS = 10 ** np.arange(19, dtype=np.int64)
@@ -57,9 +58,11 @@ def _mixed(
 
 
 def _one(number: msgspec.Raw) -> int:
-    try:
-        microseconds = Decimal(bytes(number).decode("ascii").strip('"'))
-        ns = int((microseconds * 1000).to_integral_value()) if abs(microseconds) < _LARGEST else INVALID
-    except (InvalidOperation, ValueError):
+    text = bytes(number).strip(b'"')
+    if len(text) > _EXACT.prec:
         return INVALID
-    return ns if abs(ns) < _LARGEST else INVALID
+    try:
+        ns = _EXACT.scaleb(Decimal(text.decode("ascii")), 3)
+        return int(_EXACT.to_integral_value(ns)) if abs(ns) < _LARGEST else INVALID
+    except (ArithmeticError, ValueError):
+        return INVALID
