@@ -1,0 +1,279 @@
+"""DataLoaders: how each was built, what the main thread waits, and what each batch costs where it is fetched.
+
+The patches sit on classes that every process finds under their own names (`_MapDatasetFetcher.fetch`), so nothing of
+ours is pickled into a worker: forked workers inherit them, spawned ones patch themselves when they import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Optional
+
+from .log import Log
+from .patch_torch import forget
+from .tracker import Tracker
+from .where import user_line
+
+
+class Fetches:
+    """Times each fetch of a process into that process's log. `log` is replaced in a forked worker."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.fetchers = 0  # created in this process: with persistent workers one an epoch
+        self._schedstat = -1
+        self._schedstat_pid = 0
+
+    def queued(self) -> int:
+        """ns that this thread has waited for a CPU so far (field 2 of schedstat); -1 where the kernel does not say."""
+        if self._schedstat_pid != os.getpid():
+            self._schedstat_pid = os.getpid()
+            try:
+                self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._schedstat = -1
+        if self._schedstat < 0:
+            return -1
+        try:
+            return int(os.pread(self._schedstat, 128, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+
+def install(data: Any, tracker: Tracker, fetches: Fetches) -> None:
+    """data: the module torch.utils.data."""
+    fetch = data._utils.fetch
+    _fetchers(fetch, data._utils, fetches)
+    _loaders(data, tracker)
+    _pinning(data._utils.pin_memory, tracker.log)
+
+
+def _fetchers(fetch: Any, utils: Any, fetches: Fetches) -> None:
+    base = fetch._BaseDatasetFetcher
+    create = base.__init__
+
+    @functools.wraps(create)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        create(self, *args, **kwargs)
+        fetches.fetchers += 1
+        self._gpudiag = state = [fetches.fetchers, 0, -1]  # which fetcher, batches so far, ns of the last collate
+        collate = self.collate_fn
+
+        def timed_collate(samples: Any) -> Any:
+            began = time.monotonic_ns()
+            try:
+                return collate(samples)
+            except BaseException as error:
+                forget(error)
+                raise
+            finally:
+                state[2] = time.monotonic_ns() - began
+
+        self.collate_fn = timed_collate
+
+    base.__init__ = __init__
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        kind = getattr(fetch, name)
+        kind.fetch = _timed_fetch(kind.fetch, utils, fetches)
+
+
+def _timed_fetch(original: Callable[..., Any], utils: Any, fetches: Fetches) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fetch(self: Any, index: Any) -> Any:
+        state = getattr(self, "_gpudiag", None)
+        if state is None:
+            return original(self, index)
+        state[2] = -1
+        queued, cpu, began = fetches.queued(), time.thread_time_ns(), time.monotonic_ns()
+        try:
+            return original(self, index)
+        except BaseException as error:
+            forget(error)
+            raise
+        finally:
+            ended, cpu = time.monotonic_ns(), time.thread_time_ns() - cpu
+            queued = fetches.queued() - queued if queued >= 0 else -1
+            # The worker's loop holds the batch's number in a local; counting would drift when a worker is restarted.
+            caller = sys._getframe(1)
+            number = caller.f_locals.get("idx", -1) if caller.f_code.co_name == "_worker_loop" else -1
+            info = utils.worker._worker_info
+            fetches.log.write(
+                {
+                    "k": "fetch",
+                    "f": state[0],
+                    "n": state[1],
+                    "b": number if isinstance(number, int) else -1,
+                    "w": info.id if info is not None else -1,
+                    "s": began,
+                    "e": ended,
+                    "c": state[2],
+                    "cpu": cpu,
+                    "q": queued,
+                }
+            )
+            state[1] += 1
+
+    return fetch
+
+
+def _loaders(data: Any, tracker: Tracker) -> None:
+    loader_class = data.DataLoader
+    iterator_class = data.dataloader._BaseDataLoaderIter
+    loader_init, iterator_init = loader_class.__init__, iterator_class.__init__
+    reset, advance = iterator_class._reset, iterator_class.__next__
+    log = tracker.log
+    numbers: Dict[str, int] = {"loader": 0, "iterator": 0}
+
+    @functools.wraps(loader_init)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            loader_init(self, *args, **kwargs)
+        except BaseException as error:
+            forget(error)
+            raise
+        if "_gpudiag_loader" not in self.__dict__:
+            self.__dict__["_gpudiag_loader"] = numbers["loader"]
+            numbers["loader"] += 1
+            log.write({"k": "loader", "l": self.__dict__["_gpudiag_loader"], "where": user_line(), **_describe(self)})
+
+    @functools.wraps(iterator_init)
+    def init_iterator(self: Any, loader: Any) -> None:
+        self._gpudiag = [loader.__dict__.get("_gpudiag_loader", -1), numbers["iterator"], -1, 0]
+        numbers["iterator"] += 1
+        try:
+            iterator_init(self, loader)
+        except BaseException as error:
+            forget(error)
+            raise
+
+    @functools.wraps(reset)
+    def reset_iterator(self: Any, loader: Any, first_iter: bool = False) -> None:
+        reset(self, loader, first_iter)
+        state = getattr(self, "_gpudiag", None)
+        if state is not None:
+            state[2] += 1
+            state[3] = 0
+            log.write({"k": "epoch", "l": state[0], "it": state[1], "e": state[2], "at": time.monotonic_ns()})
+
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        state = getattr(self, "_gpudiag", None)
+        if state is None or not tracker.mine():
+            try:
+                return advance(self)
+            except BaseException as error:
+                forget(error)
+                raise
+        if not tracker.busy:
+            tracker.turn("loader", id(self))
+        tracker.push("data_wait")
+        began = time.monotonic_ns()
+        number = getattr(self, "_rcvd_idx", -1)
+        got = False
+        try:
+            batch = advance(self)
+            got = True
+            return batch
+        except BaseException as error:
+            forget(error)
+            raise
+        finally:
+            ended = time.monotonic_ns()
+            tracker.pop()
+            if got:
+                if number >= 0:
+                    number = self._rcvd_idx - 1  # exhausted workers of an iterable dataset were skipped meanwhile
+                workers = getattr(self, "_workers", None)
+                record = {"k": "batch", "l": state[0], "it": state[1], "e": state[2], "n": state[3], "b": number}
+                record.update(s=began, t=ended)
+                if workers and state[3] == 0:
+                    record["pids"] = [worker.pid for worker in workers]
+                log.write(record)
+                state[3] += 1
+
+    loader_class.__init__ = init_loader
+    iterator_class.__init__ = init_iterator
+    iterator_class._reset = reset_iterator
+    iterator_class.__next__ = __next__
+    # next() finds the slot of the class that defines it; subclasses inherit both
+
+
+def _describe(loader: Any) -> Dict[str, Any]:
+    dataset = loader.dataset
+    try:
+        length: Optional[int] = len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        length = None
+    context = loader.multiprocessing_context
+    start_method = None
+    if loader.num_workers:
+        import multiprocessing
+
+        start_method = (context or multiprocessing).get_start_method()
+    return {
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size if loader.batch_size is not None else _sampler_batch(loader),
+        "pin_memory": bool(loader.pin_memory),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": bool(loader.persistent_workers),
+        "start_method": start_method,
+        "dataset": type(dataset).__module__ + "." + type(dataset).__qualname__,
+        "length": length,
+        "in_memory": _in_memory(dataset, length),
+        "iterable": not hasattr(type(dataset), "__getitem__"),
+    }
+
+
+def _sampler_batch(loader: Any) -> Optional[int]:
+    """The batch size of a batch sampler given as the sampler (batch_size=None): batched indexing."""
+    for sampler in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+        size = getattr(sampler, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _in_memory(dataset: Any, length: Optional[int], depth: int = 0) -> bool:
+    """Whether the samples are rows of tensors or arrays that the dataset holds."""
+    try:
+        values = list(vars(dataset).values())
+    except TypeError:
+        return False
+    for value in values:
+        if isinstance(value, (tuple, list)) and 0 < len(value) <= 8:
+            values.extend(value)
+    for value in values:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and shape and length and shape[0] == length:
+            return True
+    inner = getattr(dataset, "dataset", None)
+    return inner is not None and depth < 4 and _in_memory(inner, getattr(inner, "__len__", lambda: None)(), depth + 1)
+
+
+def _pinning(module: Any, log: Log) -> None:
+    pin = module.pin_memory
+    depth = threading.local()
+
+    @functools.wraps(pin)
+    def pin_memory(*args: Any, **kwargs: Any) -> Any:
+        if getattr(depth, "inside", False):
+            return pin(*args, **kwargs)
+        depth.inside = True
+        began = time.monotonic_ns()
+        try:
+            return pin(*args, **kwargs)
+        except BaseException as error:
+            forget(error)
+            raise
+        finally:
+            depth.inside = False
+            number = sys._getframe(1).f_locals.get("idx", -1)
+            log.write(
+                {"k": "pin", "b": number if isinstance(number, int) else -1, "s": began, "e": time.monotonic_ns()}
+            )
+
+    module.pin_memory = pin_memory

@@ -1,0 +1,242 @@
+"""Phases and steps out of torch itself: optimizers, modules, autograd, copies to the device, saving, compiling.
+
+Each wrapper takes itself out of a passing exception's traceback (`_forget`): with a bare `raise`, CPython 3.11 and newer
+then show the script's own frames only.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any, Callable, Dict, Set
+
+from .tracker import Tracker
+from .where import user_line
+
+CHECKPOINT_FSYNC_NS = 2_000_000_000  # an fsync this soon after a torch.save belongs to the checkpoint
+
+
+def forget(error: BaseException) -> None:
+    """Take the innermost entry, which is the caller's frame, out of a traceback that is about to be raised again."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool = False) -> Callable[..., Any]:
+    """`function` as a phase. Inside a phase of the same name it is called as it is."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not tracker.mine() or tracker.inside(name):
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                forget(error)
+                raise
+        tracker.push(name)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            forget(error)
+            raise
+        finally:
+            tracker.pop(user_line() if site else "")
+
+    return wrapper
+
+
+def install(torch: ModuleType, tracker: Tracker) -> None:
+    _optimizers(torch, tracker)
+    _modules(torch, tracker)
+    autograd = torch.autograd
+    autograd.backward = phase(tracker, "backward", autograd.backward)
+    autograd.grad = phase(tracker, "backward", autograd.grad)
+    torch.save = phase(tracker, "checkpoint", torch.save, site=True)
+    torch.Tensor.to = _to_device(tracker, torch, torch.Tensor.to)
+    torch.Tensor.cuda = phase(tracker, "h2d", torch.Tensor.cuda)
+    _fsync(tracker)
+
+
+def _optimizers(torch: Any, tracker: Tracker) -> None:
+    optimizer = torch.optim.Optimizer
+    optimizer.zero_grad = phase(tracker, "zero_grad", optimizer.zero_grad)
+    torch.nn.Module.zero_grad = phase(tracker, "zero_grad", torch.nn.Module.zero_grad)
+    hooks = sys.modules[optimizer.__module__]  # torch.optim deletes its attribute of that name
+    if not hasattr(hooks, "register_optimizer_step_post_hook"):  # before torch 2.0
+        return
+    described: Set[int] = set()
+    depth = [0]  # an optimizer may drive another (Lookahead, ZeRO): the outermost is the step
+
+    def before(current: Any, args: Any, kwargs: Any) -> None:
+        if not tracker.mine() and tracker.source != "optimizer":
+            tracker.adopt()
+        if tracker.mine():
+            depth[0] += 1
+            tracker.push("optimizer")
+
+    def after(current: Any, args: Any, kwargs: Any) -> None:
+        if tracker.mine() and depth[0]:
+            depth[0] -= 1
+            if tracker.inside("optimizer"):
+                tracker.pop_to("optimizer")
+            if not depth[0]:
+                if id(current) not in described:
+                    described.add(id(current))
+                    tracker.log.write(_parameters(current))
+                tracker.turn("optimizer", id(current))
+
+    hooks.register_optimizer_step_pre_hook(before)
+    hooks.register_optimizer_step_post_hook(after)
+
+
+def _parameters(optimizer: Any) -> Dict[str, Any]:
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return {"k": "optimizer", "name": type(optimizer).__name__, "params": len(tensors), "bytes": size}
+
+
+def _modules(torch: Any, tracker: Tracker) -> None:
+    call = torch.nn.Module.__call__
+    depth = [0]
+    grad_enabled = torch.is_grad_enabled
+    mine, push, pop = tracker.mine, tracker.push, tracker.pop
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if depth[0] or not mine():
+            try:
+                return call(self, *args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
+                raise
+        depth[0] = 1
+        if not tracker.busy:
+            tracker.turn("forward", id(self))
+        push("forward" if self.training or grad_enabled() or tracker.source != "optimizer" else "eval")
+        try:
+            return call(self, *args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
+            raise
+        finally:
+            depth[0] = 0
+            pop()
+
+    __call__.__qualname__ = call.__qualname__
+    __call__.__name__ = call.__name__
+    torch.nn.Module.__call__ = __call__
+
+
+def _to_device(tracker: Tracker, torch: Any, to: Callable[..., Any]) -> Callable[..., Any]:
+    device_type = torch.device
+
+    @functools.wraps(to)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        target = args[0] if args else kwargs.get("device")
+        try:
+            if (
+                isinstance(target, (str, int, device_type))
+                and self.device.type == "cpu"
+                and device_type(target).type != "cpu"
+                and tracker.mine()
+                and not tracker.inside("h2d")
+            ):
+                tracker.push("h2d")
+                try:
+                    return to(self, *args, **kwargs)
+                finally:
+                    tracker.pop()
+            return to(self, *args, **kwargs)
+        except BaseException as error:
+            forget(error)
+            raise
+
+    return wrapper
+
+
+def _fsync(tracker: Tracker) -> None:
+    fsync = os.fsync
+
+    @functools.wraps(fsync)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not tracker.mine() or tracker.inside("checkpoint") or tracker.inside("log"):
+            return fsync(*args, **kwargs)
+        recent = time.monotonic_ns() - tracker.last_checkpoint < CHECKPOINT_FSYNC_NS and tracker.saved_in_step
+        tracker.push("checkpoint" if recent else "log")
+        try:
+            return fsync(*args, **kwargs)
+        except BaseException as error:
+            forget(error)
+            raise
+        finally:
+            tracker.pop(user_line())
+
+    os.fsync = wrapper
+
+
+def own_profiler(torch: Any, recorder: Any, tracker: Tracker) -> None:
+    """Give way when the script profiles itself."""
+    profiler = torch.autograd.profiler.profile
+    seen = [False]
+
+    def begins(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.inside and getattr(self, "enabled", True):
+                if not seen[0]:
+                    seen[0] = True
+                    tracker.log.write({"k": "own_profiler", "where": user_line()}, flush=True)
+                recorder.script_profiles()
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException as error:
+                forget(error)
+                raise
+
+        return wrapper
+
+    def ends(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException as error:
+                forget(error)
+                raise
+            finally:
+                if not recorder.inside and getattr(self, "enabled", True):
+                    recorder.script_profiled()
+
+        return wrapper
+
+    for name in ("_prepare_trace", "_start_trace", "__enter__"):
+        if hasattr(profiler, name):
+            setattr(profiler, name, begins(getattr(profiler, name)))
+    profiler.__exit__ = ends(profiler.__exit__)
+    for name in ("emit_nvtx", "emit_itt"):
+        other = getattr(torch.autograd.profiler, name, None)
+        if other is not None:
+            other.__enter__, other.__exit__ = begins(other.__enter__), ends(other.__exit__)
+
+
+def compiling(dynamo_callback: Any, tracker: Tracker) -> None:
+    """Compilations of torch.compile as phases (torch._dynamo.callback, torch >= 2.4)."""
+    handler = getattr(dynamo_callback, "callback_handler", None)
+    if handler is None or not hasattr(handler, "register_start_callback"):
+        return
+
+    def begins(*_: Any) -> None:
+        if tracker.mine() and not tracker.inside("compile"):
+            tracker.push("compile")
+
+    def ends(*_: Any) -> None:
+        if tracker.mine() and tracker.inside("compile"):
+            length = tracker.pop_to("compile", user_line())
+            tracker.log.write(
+                {"k": "compile", "at": time.monotonic_ns(), "ns": length, "where": user_line(), "i": tracker.index}
+            )
+
+    handler.register_start_callback(begins)
+    handler.register_end_callback(ends)

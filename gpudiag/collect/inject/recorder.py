@@ -1,0 +1,350 @@
+"""When torch.profiler records, and getting its trace onto the disk before anything can happen to the process.
+
+Two kinds of window. `early`: from the import of torch on, so that a script without steps (or one that crashes before
+the warm-up is over) leaves something; dropped as soon as a planned window exists. `steps`: the planned one, after the
+warm-up, for N steps. The profiler's events are never turned into Python objects (`_disable_profiler().save`): that is
+what makes torch.profiler triple its memory at the stop.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import gc
+import json
+import os
+import threading
+import time
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+from .log import Log, clock
+from .tracker import Emitter, Tracker
+
+NS = 1_000_000_000
+WARM_UP_STEPS, WARM_UP_NS, WARM_UP_MOST = 5, NS // 2, 25  # default: 5 steps and half a second, 25 steps at most
+EARLY_AT_S = (0.0, 15.0, 60.0)  # when a script without steps is recorded, s after the import of torch; the last stays
+EARLY_NS = 3 * NS
+WINDOW_NS = 60 * NS  # a window of slow steps ends after this, having at least one step
+MEMORY_BYTES = 1 << 30  # growth of the resident set at which a recording is ended: Kineto keeps every event in memory
+POLL_S = 0.05
+MOST_VAIN_STARTS = 10
+
+
+class TorchEmitter(Emitter):
+    """Ranges as record_function, `gpudiag::<name>`; the step carries its number as `gpudiag::step#N`."""
+
+    def __init__(self, torch: Any) -> None:
+        self._record = torch.autograd.profiler.record_function
+
+    def begin(self, name: str, index: Optional[int] = None) -> Any:
+        token = self._record("gpudiag::" + name if index is None else "gpudiag::%s#%d" % (name, index))
+        token.__enter__()
+        return token
+
+    def end(self, token: Any) -> None:
+        if token is not None:
+            token.__exit__(None, None, None)
+
+
+class Recorder:
+    """Owns at most one running torch profiler, on the tracker's thread."""
+
+    def __init__(
+        self, torch: Any, folder: str, stem: str, log: Log, tracker: Tracker, asked: Dict[str, Any], rank: int
+    ) -> None:
+        self._rank = rank
+        self._torch = torch
+        self._trace = os.path.join(folder, stem + ".kineto.json")
+        self._marker = os.path.join(folder, "recording.%d" % os.getpid())
+        self._captured = os.path.join(folder, "captured.%d" % os.getpid())
+        self._finish_request = os.path.join(folder, "finish")
+        self._log = log
+        self._tracker = tracker
+        self._warm_up: Optional[int] = asked.get("warmup")
+        self._steps: int = asked.get("steps") or 20
+        self._profile: Any = None
+        self._kind = ""  # early | steps
+        self._thread = 0
+        self._began = 0
+        self._began_count = 0
+        self._memory = 0
+        self._cuda = False
+        self._done = False
+        self._exported = ""
+        self._source = ""
+        self._base_count = 0
+        self._base_time = 0
+        self._watching = False
+        self._requests: List[Tuple[str, int]] = []  # (reason, which recording) from the watch, at most one
+        self._held: Optional[Tuple[Any, int, int]] = None  # an early recording that a planned one may replace
+        self._still_open: List[Any] = []  # weak references to record_functions alive when the last recording ended
+        self._vain = 0
+        self._recordings = 0  # started so far: a request that is late must not end the next one
+        self._pending = _PENDING(self._on_pending)
+        self.inside = False  # our own calls into the profiler: not to be taken for the script's
+        self.off = False  # for good
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def begin_early(self) -> None:
+        """Called right after the import of torch."""
+        self._base_time = time.monotonic_ns()
+        self._start("early")
+        self._watch()
+
+    def on_step(self, count: int, source: str) -> None:
+        """Between two steps: `count` steps of `source` are complete."""
+        now = time.monotonic_ns()
+        if source != self._source:
+            # a stronger sign of steps: what was recorded by the weaker one (an evaluation before training) is replaced
+            self._source, self._base_count, self._base_time, self._done = source, count, now, False
+            self._began_count = count
+        if self.off:
+            return
+        if self._profile is not None and self._kind == "steps":
+            recorded = count - self._began_count
+            if recorded >= self._steps:
+                self._stop("complete", recorded)
+            elif recorded and (now - self._began > WINDOW_NS or _resident() - self._memory > MEMORY_BYTES):
+                self._stop("time" if now - self._began > WINDOW_NS else "memory", recorded)
+        elif not self._done and self._is_warm(count - self._base_count, now - self._base_time):
+            if self._profile is not None:
+                # The optimizer's own record_function is open just now: one step in between, then the next recording.
+                self._hold()
+            elif self._may_start():
+                self._start("steps")
+                self._began_count = count
+                self._watch()
+
+    def _is_warm(self, count: int, elapsed: int) -> bool:
+        if self._warm_up is not None:
+            return count >= self._warm_up
+        return count >= WARM_UP_STEPS and (elapsed >= WARM_UP_NS or count >= WARM_UP_MOST)
+
+    def script_profiles(self) -> None:
+        """The script starts a profiler of its own: CUPTI and torch serve one at a time, so ours gives way."""
+        self._stop("own_profiler")
+        self.off = True
+
+    def script_profiled(self) -> None:
+        """The script's profiler has ended: warm up anew, then record."""
+        self.off = False
+        self._base_count, self._base_time = self._tracker.count, time.monotonic_ns()
+
+    def finish(self) -> None:
+        """The process is about to end."""
+        self._stop("end")
+        self.off = True
+
+    def forget_in_child(self) -> None:
+        """In a forked child: the parent's profiler must not fill the child's memory."""
+        if self._profile is not None:
+            self._profile = None
+            self._torch._C._autograd._enable_record_function(False)
+
+    # -- the profiler ------------------------------------------------------------------------------------------------
+
+    def _start(self, kind: str) -> None:
+        torch = self._torch
+        self.inside = True
+        self._recordings += 1
+        cuda = bool(torch.cuda.is_initialized())  # never is_available(): it warns and sets things up on its own
+        quiet = "KINETO_LOG_LEVEL" not in os.environ
+        if quiet:  # read at the first start; without it Kineto reports every start, and a missing GPU, on stderr
+            os.environ["KINETO_LOG_LEVEL"] = "99"
+        try:
+            # CUDA only once the script has set it up: CUPTI would initialise it, and break a script that forks first
+            profile = torch.autograd.profiler.profile(use_cpu=True, use_kineto=True, **_device(torch, cuda))
+            profile._prepare_trace()
+            profile._start_trace()
+            self._describe()
+        except (RuntimeError, TypeError, AttributeError) as error:
+            self._log.write({"k": "note", "note": "torch.profiler did not start: %s" % error})
+            self.off, self.inside = True, False
+            return
+        finally:
+            if quiet:
+                del os.environ["KINETO_LOG_LEVEL"]
+        self._profile, self._kind, self._cuda, self._thread = profile, kind, cuda, threading.get_ident()
+        self._began, self._memory = time.monotonic_ns(), _resident()
+        self._tracker.detach(TorchEmitter(torch))
+        self._tracker.recording = True
+        self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda}, flush=True)
+        _touch(self._marker)
+        self.inside = False
+
+    def _describe(self) -> None:
+        """The rank, as torch.profiler's own front end writes it; readers tell ranks apart by it."""
+        world = int(os.environ.get("WORLD_SIZE") or 1)
+        if world > 1:
+            info = {"backend": "", "rank": self._rank, "world_size": world}
+            self._torch.autograd._add_metadata_json("distributedInfo", json.dumps(info))
+
+    def _end(self) -> Any:
+        torch = self._torch
+        self.inside = True
+        self._profile = None
+        self._tracker.detach(Emitter())
+        self._tracker.recording = False
+        try:
+            if self._cuda:
+                torch.cuda.synchronize()
+            result = torch.autograd.profiler._disable_profiler()
+            after = getattr(torch.autograd.profiler, "_run_on_profiler_stop", None)
+            if after is not None:
+                after()
+            self._still_open = _alive(torch.autograd.profiler.record_function)
+            return result
+        except RuntimeError as error:
+            self._log.write({"k": "note", "note": "torch.profiler did not stop: %s" % error})
+            return None
+        finally:
+            self.inside = False
+
+    def _hold(self) -> None:
+        """End an early recording, to be saved only if no better one comes."""
+        self._held = (self._end(), self._began, time.monotonic_ns())
+        _remove(self._marker)
+
+    def _may_start(self) -> bool:
+        """Never under a range of the script's that an earlier recording has seen begin: closing it then would write to
+        memory that torch has freed. Such a range spans steps (an epoch); after some vain tries there is no recording."""
+        if not any(reference() is not None for reference in self._still_open):
+            return True
+        self._vain += 1
+        if self._vain > MOST_VAIN_STARTS:
+            self._log.write(
+                {"k": "note", "note": "no steps were recorded: the script keeps a record_function open over them"}
+            )
+            self.off = True
+        return False
+
+    def _stop(self, reason: str, steps: int = 0) -> None:
+        """End the recording, if there is one, and put it on disk at once."""
+        if self._profile is not None and threading.get_ident() == self._thread:
+            kind, began, stopped = self._kind, self._began, time.monotonic_ns()
+            result = self._end()
+            self._done = kind == "steps"
+            if kind == "steps" or not self._exported:
+                self._save(result, kind, reason, steps, began, stopped)
+            _remove(self._marker)
+        elif self._held is not None and not self._exported:
+            self._save(self._held[0], "early", reason, 0, *self._held[1:])
+
+    def _save(self, result: Any, kind: str, reason: str, steps: int, began: int, stopped: int) -> None:
+        self._held = None
+        if result is None:
+            return
+        begun = time.monotonic_ns()
+        try:
+            result.save(self._trace + ".part")
+            os.replace(self._trace + ".part", self._trace)
+        except (OSError, RuntimeError) as error:
+            self._log.write({"k": "note", "note": "the trace could not be written: %s" % error}, flush=True)
+            return
+        self._exported = kind
+        record = {
+            **clock(),
+            "event": "stop",
+            "window": kind,
+            "reason": reason,
+            "steps": steps,
+            "from": began,
+            "to": stopped,
+        }
+        record.update(export_ns=time.monotonic_ns() - begun, file=os.path.basename(self._trace))
+        self._log.write(record, flush=True)
+        if kind == "steps":
+            _touch(self._captured)
+
+    # -- the watch: an eye on time, memory and the launcher's requests while recording ---------------------------------
+
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            _thread.start_new_thread(self._watch_loop, ())  # not threading's: the script counts those
+
+    def _watch_loop(self) -> None:
+        pid, started = os.getpid(), time.monotonic_ns()
+        early = [int(at * NS) for at in EARLY_AT_S[1:]]
+        while os.getpid() == pid:
+            time.sleep(POLL_S)
+            now = time.monotonic_ns()
+            reason = ""
+            if self._profile is not None:
+                if os.path.exists(self._finish_request):
+                    reason = "asked"
+                elif _resident() - self._memory > 2 * MEMORY_BYTES:
+                    reason = "memory"
+                elif self._kind == "early" and now - self._began > EARLY_NS:
+                    reason = "time"
+                elif self._kind == "early" and _resident() - self._memory > MEMORY_BYTES // 2:
+                    reason = "memory"
+            elif self._source or self.off or not early:
+                break
+            elif now - started > early[0]:
+                early.pop(0)
+                reason = "early"
+            if reason:
+                self._requests.append((reason, self._recordings))
+                # runs _on_pending on the main thread between two of its bytecodes; no signal, no wake-up of its calls
+                ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+                while self._requests and os.getpid() == pid and not self.off:
+                    time.sleep(POLL_S)
+        self._watching = False
+
+    def _on_pending(self, _argument: Any) -> int:
+        try:
+            reason, recording = self._requests[0] if self._requests else ("", -1)
+            # inside: this call has struck in the midst of our own dealings with the profiler; the watch asks again
+            if not self.inside and not self._tracker.critical and recording == self._recordings and not self.off:
+                if reason != "early":
+                    self._stop(reason)
+                    self.off = self.off or reason == "asked"
+                elif self._profile is None and not self._source and self._may_start():
+                    self._start("early")
+        except Exception as error:  # a callback from C: nobody above could take it
+            self._log.write({"k": "note", "note": "stopping the recording failed: %s" % error})
+        finally:
+            del self._requests[:]
+        return 0
+
+
+_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+def _alive(kind: type) -> List[Any]:
+    """Weak references to the living objects of a class. Looks at every container object: some 20 ms, once a recording."""
+    return [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is kind]
+
+
+def _device(torch: Any, cuda: bool) -> Dict[str, Any]:
+    """The argument that asks for GPU activity, by torch version."""
+    names = torch.autograd.profiler.profile.__init__.__code__.co_varnames
+    if "use_device" in names:
+        return {"use_device": "cuda" if cuda else None}
+    return {"use_cuda": cuda}
+
+
+def _resident() -> int:
+    """Resident set of this process in bytes; 0 where /proc is not."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _touch(path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError:
+        pass
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

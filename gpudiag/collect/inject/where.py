@@ -1,0 +1,48 @@
+"""The line of the user's code that led here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+from typing import Dict, Optional
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_SKIP = tuple(
+    {
+        _HERE,
+        *(
+            path + os.sep
+            for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+            if path
+        ),
+    }
+)
+_START = os.getcwd() + os.sep
+_names: Dict[str, Optional[str]] = {}
+
+
+def _name(file: str) -> Optional[str]:
+    """How a source file is shown: relative to where the run started; None when it is not the user's."""
+    if file not in _names:
+        path = file if os.path.isabs(file) else _START + file
+        if file.startswith("<") or path.startswith(_SKIP) or os.sep + "site-packages" + os.sep in path:
+            _names[file] = None
+        else:
+            _names[file] = path[len(_START) :] if path.startswith(_START) else path
+    return _names[file]
+
+
+def user_line(depth: int = 2) -> str:
+    """`train.py:42` of the nearest frame of the user's code above the caller's caller, or "" when there is none."""
+    try:
+        frame: Optional[FrameType] = sys._getframe(depth)
+    except ValueError:
+        return ""
+    while frame is not None:
+        name = _name(frame.f_code.co_filename)
+        if name is not None:
+            return "%s:%d" % (name, frame.f_lineno)
+        frame = frame.f_back
+    return ""

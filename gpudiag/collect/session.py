@@ -1,0 +1,247 @@
+"""From what the user typed to a bundle on disk: one pass over the application a recorder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpudiag import __version__
+from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, write_manifest
+from gpudiag.collect import launch, torch_profiler
+from gpudiag.collect.environment import describe, mask_command
+from gpudiag.collect.nvml import NvmlSampler
+from gpudiag.errors import GpudiagError
+
+FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 20 small steps and the log
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run and how to record it. kind: script | module | command. collectors: auto | nsys | torch | nsys,torch."""
+
+    kind: str
+    words: tuple[str, ...]
+    collectors: str
+    bundle: Path
+    warmup: int | None = None
+    steps: int = 20
+    stop_after_capture: bool = False
+    python: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Ran:
+    """exit_code: the application's, of the last pass that ran."""
+
+    exit_code: int
+    manifest: Manifest
+
+
+def record(plan: Plan, tell: Tell, env: Mapping[str, str] | None = None) -> Ran:
+    """Run the application once a recorder and leave a bundle with a manifest, whatever happens to the application.
+
+    Raises GpudiagError before anything is started when it cannot be: no such script, no interpreter, no room, a folder in
+    the way. The manifest is written after each pass, so that a killed gpudiag leaves what the earlier ones recorded.
+    """
+    env = dict(os.environ if env is None else env)
+    python = _interpreter(plan)
+    argv = _command(plan, python)
+    passes = _passes(plan.collectors)
+    _make_folder(plan)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    script = Path(plan.words[0]) if plan.kind == "script" else None
+    manifest = Manifest(
+        schema=SCHEMA,
+        gpudiag=__version__,
+        command=mask_command(argv),
+        started=started,
+        exit_code=None,
+        captures=(),
+        asked={"with": plan.collectors, "warmup": plan.warmup, "steps": plan.steps, "passes": list(passes)},
+        environment=describe(python, script, env),
+    )
+    code = 0
+    for number, kind in enumerate(passes):
+        capture, outcome = _pass(plan, kind, argv, env)
+        code = 0 if outcome.stopped_by_us else outcome.exit_code
+        notes = (f"ended by {', '.join(outcome.signals)}",) if outcome.signals else ()
+        manifest = _with(manifest, capture, code, notes)
+        write_manifest(plan.bundle, manifest)
+        for note in capture.notes:
+            tell(note)
+        if capture.failed:
+            tell(f"{kind}: {capture.failed}")
+        if outcome.signals and number + 1 < len(passes):
+            tell(f"interrupted: no second run for {passes[number + 1]}")
+            break
+    return Ran(code, manifest)
+
+
+def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str, ...]) -> Manifest:
+    import msgspec
+
+    return msgspec.structs.replace(
+        manifest, captures=(*manifest.captures, capture), exit_code=code, warnings=(*manifest.warnings, *notes)
+    )
+
+
+def _pass(plan: Plan, kind: str, argv: list[str], env: Mapping[str, str]) -> tuple[CaptureInfo, launch.Outcome]:
+    folder = plan.bundle / kind
+    folder.mkdir()
+    request = torch_profiler.Request(folder, kind, plan.warmup, plan.steps)
+    inside = torch_profiler.environment(request, env)
+    sampler = NvmlSampler(folder / "nvml.jsonl", env=env)
+
+    def start() -> launch.Application:
+        sampler.start()  # here, where signals are held: its thread must not be the one that takes them
+        if kind == "nsys":
+            return _start_nsys(argv, folder, inside)
+        return launch.spawn(argv, inside)
+
+    outcome = launch.run(
+        start,
+        before_signal=lambda: torch_profiler.save_recordings(folder),
+        should_stop=torch_profiler.captured(folder) if plan.stop_after_capture else lambda: False,
+    )
+    sampler.stop()
+    capture = torch_profiler.finish(folder, outcome, kind)
+    if kind == "nsys":
+        capture = _finish_nsys(capture, folder)
+    return capture, outcome
+
+
+def _passes(collectors: str) -> tuple[str, ...]:
+    """auto: nsys where it can see a GPU, else torch.profiler, which needs neither."""
+    if collectors != "auto":
+        return tuple(collectors.split(","))
+    from gpudiag.read.nsys_report import find_nsys
+
+    return ("nsys",) if find_nsys() is not None and _has_gpu() else ("torch",)
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()  # dxg: WSL
+
+
+def _interpreter(plan: Plan) -> Path:
+    """--python; else this interpreter when it has torch; else the first python on PATH."""
+    if plan.python is not None:
+        found = shutil.which(plan.python)
+        if found is None:
+            raise GpudiagError(
+                f"--python {plan.python}: no such interpreter", "give the path of a Python that has torch"
+            )
+        return Path(found)
+    if importlib.util.find_spec("torch") is not None:
+        return Path(sys.executable)
+    return Path(shutil.which("python") or shutil.which("python3") or sys.executable)
+
+
+def _command(plan: Plan, python: Path) -> list[str]:
+    if plan.kind == "command":
+        if shutil.which(plan.words[0]) is None:
+            raise GpudiagError(f"{plan.words[0]}: no such command", "check the words after `--`")
+        return list(plan.words)
+    if plan.kind == "module":
+        return [str(python), "-m", *plan.words]
+    script = Path(plan.words[0])
+    if not script.exists():
+        raise GpudiagError(
+            f"{script}: no such script", "give the path of a Python script, -m MODULE, or a command after `--`"
+        )
+    return [str(python), *plan.words]
+
+
+def _make_folder(plan: Plan) -> None:
+    bundle = plan.bundle
+    try:
+        if bundle.exists() and (not bundle.is_dir() or any(bundle.iterdir())):
+            if not plan.force:
+                raise GpudiagError(f"{bundle}: exists already", "choose another folder with -o, or add --force")
+            if not is_bundle(bundle):
+                raise GpudiagError(
+                    f"{bundle}: holds something other than a profile, which --force will not delete",
+                    "choose another folder with -o",
+                )
+            for capture in ("torch", "nsys"):
+                if (bundle / capture).is_dir():
+                    shutil.rmtree(bundle / capture)
+            (bundle / MANIFEST).unlink()
+            (bundle / "diagnosis.json").unlink(missing_ok=True)
+        bundle.mkdir(parents=True, exist_ok=True)
+        probe = bundle / ".writable"
+        probe.touch()
+        probe.unlink()
+        free = shutil.disk_usage(bundle).free
+    except OSError as error:
+        raise GpudiagError(
+            f"{bundle}: cannot be written ({error.strerror})",
+            "choose another folder with -o; the script was not started",
+        ) from error
+    if free < FREE_BYTES:
+        with suppress(OSError):
+            bundle.rmdir()
+        raise GpudiagError(
+            f"{bundle}: only {free >> 20} MiB free on this disk",
+            "choose another folder with -o; the script was not started",
+        )
+
+
+def _start_nsys(argv: list[str], folder: Path, env: Mapping[str, str]) -> launch.Application:
+    from gpudiag.collect import nsys
+
+    # nsys inherits the signal mask of whoever starts it, and its application from it
+    held = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), env=env)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    status: list[int] = []
+
+    def poll() -> int | None:
+        if not status:
+            code = process.process.poll()
+            if code is None:
+                return None
+            final = process.wait()
+            status.append(code if final is None else final)
+        return status[0]
+
+    return launch.Application(
+        poll, lambda signum: void(process.forward(signum, group=signum == signal.SIGINT)), process.kill
+    )
+
+
+def void(_: object) -> None:
+    return None
+
+
+def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
+    import msgspec
+
+    from gpudiag.collect import nsys
+
+    report = nsys.finish_report(folder / "report", gpu=_has_gpu())
+    files: dict[str, Any] = dict(capture.files)
+    if report.sqlite is not None:
+        files["trace"] = [f"{folder.name}/{report.sqlite.name}"]
+    if report.report is not None:
+        files["report"] = [f"{folder.name}/{report.report.name}"]
+    return msgspec.structs.replace(
+        capture,
+        files=files,
+        notes=(*capture.notes, *report.notes, *report.warnings),
+        failed=report.failed or capture.failed,
+    )

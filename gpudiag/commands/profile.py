@@ -1,0 +1,191 @@
+"""`gpudiag profile SCRIPT`: run a script unchanged, record it, and say what holds it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from gpudiag.commands._common import (
+    GATE_CANNOT_JUDGE,
+    Outputs,
+    example,
+    fail_on_option,
+    gate,
+    no_color_option,
+    output_options,
+    progress,
+    show,
+    write_file,
+)
+from gpudiag.diagnosis import Severity, to_json
+from gpudiag.errors import GpudiagError
+
+
+class Target(NamedTuple):
+    """What is to be run. kind: script | module | command; words: it and its arguments, untouched."""
+
+    kind: str
+    words: tuple[str, ...]
+
+    @property
+    def stem(self) -> str:
+        """For the folder's name: `train` of train.py, of -m pkg.train and of torchrun train.py."""
+        if self.kind == "module":
+            return self.words[0].rpartition(".")[2]
+        scripts = [word for word in self.words if word.endswith((".py", ".sh"))] if self.kind == "command" else []
+        return Path((scripts or self.words)[0]).stem or "run"
+
+
+class TargetCommand(click.Command):
+    """Options end at the script, `-m MODULE` or `--`: whatever follows is the script's, even if it looks like ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name: not parameter.is_flag and not parameter.count
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        at = 0
+        while at < len(args):
+            word = args[at]
+            if word == "--":
+                ctx.meta["gpudiag.target"] = Target("command", tuple(args[at + 1 :]))
+                break
+            if word.startswith("-m") and not word.startswith("--"):
+                module = [word[2:]] if len(word) > 2 else []
+                ctx.meta["gpudiag.target"] = Target("module", (*module, *args[at + 1 :]))
+                break
+            if not word.startswith("-") or word == "-":
+                ctx.meta["gpudiag.target"] = Target("script", tuple(args[at:]))
+                break
+            at += 2 if takes_value.get(word, False) else 1
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "(SCRIPT | -m MODULE | -- COMMAND...)", "[ARGS]..."]
+
+
+@click.command(
+    cls=TargetCommand,
+    epilog=example(
+        "gpudiag profile train.py --epochs 1",
+        "gpudiag profile --html report.html -m mypackage.train --config small.yaml",
+        "gpudiag profile --with torch -- torchrun --nproc-per-node 2 train.py",
+    ),
+)
+@click.option(
+    "--with",
+    "collectors",
+    type=click.Choice(["auto", "nsys", "torch", "nsys,torch"]),
+    default="auto",
+    show_default=True,
+    help="Recorder. auto: nsys where it and a GPU are there, else torch.profiler. nsys,torch: two runs.",
+)
+@click.option(
+    "-o", "--output", "folder", metavar="DIR", help="Folder for the recording. [default: ./gpudiag-SCRIPT-TIME]"
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Steps before the window. [default: 5 and 0.5 s, at most 25]",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Steps to record."
+)
+@click.option("--stop-after-capture", is_flag=True, help="End the script (SIGTERM) once the window is saved.")
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="Interpreter for SCRIPT and -m. [default: this one if it has torch, else python on PATH]",
+)
+@click.option("--force", is_flag=True, help="Overwrite the folder of an earlier profile.")
+@output_options
+@fail_on_option
+@no_color_option
+@click.pass_context
+def profile(
+    ctx: click.Context,
+    collectors: str,
+    folder: str | None,
+    warmup: int | None,
+    steps: int,
+    stop_after_capture: bool,
+    python: str | None,
+    force: bool,
+    json: str | None,
+    html: str | None,
+    markdown: str | None,
+    sarif: str | None,
+    junit: str | None,
+    csv: str | None,
+    fail_on: Severity | None,
+) -> None:
+    """Run a training script unchanged, record some of its steps, and say what holds it back.
+
+    The script's output, arguments, stdin, working directory and exit code stay its own; what gpudiag says goes to stderr.
+    The exit code is the script's (128 + signal when it was killed); --fail-on counts only when that is 0.
+    """
+    from gpudiag.collect.session import Plan, record
+
+    target: Target | None = ctx.meta.get("gpudiag.target")
+    if target is None or not target.words or not target.words[0]:
+        raise click.UsageError("nothing to run: give a SCRIPT, -m MODULE, or -- COMMAND")
+    outputs = Outputs(json=json, html=html, markdown=markdown, sarif=sarif, junit=junit, csv=csv)
+    outputs.check()
+    started = datetime.now()
+    bundle = Path(folder or f"gpudiag-{target.stem}-{started:%Y%m%d-%H%M%S}").absolute()
+    plan = Plan(
+        kind=target.kind,
+        words=target.words,
+        collectors=collectors,
+        bundle=bundle,
+        warmup=warmup,
+        steps=steps,
+        stop_after_capture=stop_after_capture,
+        python=python,
+        force=force,
+    )
+    ran = record(plan, tell=_say)
+    _flush_script_output()
+    code = ran.exit_code
+    try:
+        with progress() as tell:
+            from gpudiag.pipeline import diagnose
+
+            diagnosis = diagnose([bundle], progress=tell)
+    except GpudiagError as error:
+        _say(f"{error.message}")
+        _say(f"the recording is in {_shown(bundle)}; next: {error.hint}")
+        ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
+    write_file(bundle / "diagnosis.json", to_json(diagnosis))
+    outputs.write(diagnosis, fail_on)
+    if not outputs.uses_stdout:
+        show(diagnosis, sys.stderr)
+    _say(f"recording: {_shown(bundle)}   see the timeline: gpudiag report {_shown(bundle)} --html report.html")
+    ctx.exit(code or gate(diagnosis, fail_on))
+
+
+def _say(text: str) -> None:
+    click.echo(f"gpudiag: {text}", err=True)
+
+
+def _flush_script_output() -> None:
+    """Nothing of ours is buffered while the script runs; this keeps the order when both share a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _shown(path: Path) -> str:
+    """As short as it can be typed from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
