@@ -31,7 +31,7 @@ from pathlib import Path
 from gpudiag.collect.inject.nvtx_emit import DOMAIN
 from gpudiag.collect.nsys_finish import REPORT_SUFFIXES, FinishedReport, finish_report, log_of
 from gpudiag.errors import GpudiagError
-from gpudiag.read.nsys_report import find_nsys
+from gpudiag.read.nsys_report import find_nsys, nsys_version
 
 __all__ = ["FinishedReport", "NsysProcess", "finish_report", "nsys_command", "nsys_version", "start"]
 
@@ -63,16 +63,6 @@ except OSError as error:
 # in its ProcessWaiter, exit 1) or never gets that far (1 of 90). Trying again is safe: the application has not run.
 _ATTEMPTS = 3
 _START_TIMEOUT_S = 30.0
-
-
-@functools.cache
-def nsys_version(nsys: Path) -> str:
-    """`2022.4.2` of "NVIDIA Nsight Systems version 2022.4.2.1-df9881f". Raises GpudiagError when it does not run."""
-    text = _ask(nsys, "--version")
-    found = re.search(r"version (\d+\.\d+\.\d+)", text)
-    if not found:
-        raise GpudiagError(f"{nsys}: does not say its version ({text.strip()[:80]!r})", "reinstall Nsight Systems")
-    return found[1]
 
 
 @functools.cache
