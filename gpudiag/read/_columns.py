@@ -143,6 +143,17 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def as_text(value: object) -> str:
+    """A value of a text column, whatever type an altered file gave it."""
+    return (
+        value
+        if isinstance(value, str)
+        else value.decode("utf-8", "replace")
+        if isinstance(value, bytes)
+        else str(value)
+    )
+
+
 def _integer(value: object) -> int:
     return value if isinstance(value, int) else 0
 

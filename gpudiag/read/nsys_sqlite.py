@@ -20,7 +20,7 @@ import numpy as np
 
 from gpudiag.errors import GpudiagError
 from gpudiag.read import _nsys_meta as meta
-from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, compact, fetch
+from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, as_text, compact, fetch
 from gpudiag.read._nsys_gpu import gpu_jobs, read_gpu_ops
 from gpudiag.read._nsys_nvtx import nvtx_job, read_nvtx
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
@@ -183,13 +183,7 @@ def _names(database: Database, got: Sequence[dict[str, Array]]) -> dict[int, str
         sql = f"SELECT id, value FROM StringIds WHERE id IN ({', '.join('?' * len(some))})"
         for number, text in database.rows(sql, some):
             if isinstance(number, int) and text is not None:
-                names[number] = (
-                    text
-                    if isinstance(text, str)
-                    else bytes(text).decode("utf-8", "replace")
-                    if isinstance(text, bytes)
-                    else str(text)
-                )
+                names[number] = as_text(text)
     return names
 
 
