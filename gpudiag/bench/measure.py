@@ -278,7 +278,11 @@ def _roofline(job: Job, model: Any, prepared: Any, precision: modes.Precision, k
         torch.backends.cudnn.allow_tf32,
     )
     name = torch.cuda.get_device_name(job.device) if kind == "cuda" else f"CPU, {job.threads} thread(s)"
-    return roofline.judge(counted, job.batch, seconds, dtypes, job.peaks, name)
+    found = roofline.judge(counted, job.batch, seconds, dtypes, job.peaks, name)
+    if found.peak_gflops is None and job.peaks.gflops_source.startswith("measured"):
+        peaks = roofline.undisturbed(job.peaks, tuple(set(dtypes.values())), job.threads, job.rules.roofline_s)
+        found = roofline.judge(counted, job.batch, seconds, dtypes, peaks, name)
+    return found
 
 
 def at_batch(job: Job, batch: int) -> Job:
