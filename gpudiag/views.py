@@ -44,7 +44,7 @@ class _Events:
 
 
 def make_views(timeline: Timeline, account: Account, *, max_events: int = MAX_EVENTS) -> tuple[TimelineView, ...]:
-    """The steady step nearest the median and the longest one; the whole window when no steps are known.
+    """A typical steady step (`_typical`) and the longest one; the whole window when no steps are known.
 
     max_events: of all views together. Events too short to see at that number are merged (`Lane.detail`, `Lane.count`).
     """
@@ -61,12 +61,21 @@ def _windows(account: Account) -> Iterator[tuple[str, int, int]]:
             yield "The whole recording", int(account.window.start[0]), int(account.window.end[-1])
         return
     length = steps.end - steps.start
-    typical = int(np.abs(length - np.median(length)).argmin())
+    typical = _typical(account, length)
     worst = int(length.argmax())
     for what, i in (("Typical", typical), ("Longest", worst)):
         if what == "Typical" or worst != typical:
             title = f"{what} step, number {steps.index[i]}: {format_ns(int(length[i]))}"
             yield title, int(steps.start[i]), int(steps.end[i])
+
+
+def _typical(account: Account, length: Int64) -> int:
+    """The step nearest the median in length and in how its time is owned: nearness of length alone may pick an odd one."""
+    parts = np.array([[step.get(part, 0) for part in PARTS] for step in account.per_step()], np.int64)
+    if len(parts) != length.size:  # the account's steps are not only the steady ones
+        return int(np.abs(length - np.median(length)).argmin())
+    away = np.abs(parts - np.median(parts, axis=0)).sum(axis=1) + np.abs(length - np.median(length))
+    return int(away.argmin())
 
 
 def _view(timeline: Timeline, account: Account, title: str, start: int, end: int, max_events: int) -> TimelineView:

@@ -16,7 +16,7 @@ from gpudiag.diagnosis import STEP_ORDER, AccountInfo, Diagnosis, Finding, Sever
 from gpudiag.report import facts
 from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, run_tables
 from gpudiag.report.palette import ALL_STYLES, part_style
-from gpudiag.report.picture import Picture, pictures, script_data
+from gpudiag.report.picture import Picture, in_page_order, pictures, script_data
 from gpudiag.report.step_chart import MAX_BARS, step_chart
 from gpudiag.report.text import apportion, clean, clean_code
 from gpudiag.units import format_ns, format_percent
@@ -37,7 +37,7 @@ def render(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict.status == "bottleneck" and diagnosis.verdict.bound_by != "none":
         status += f": {diagnosis.verdict.bound_by}"
     kernels, more_kernels = kernel_rows(diagnosis)
-    findings = [_finding(diagnosis, number, finding, shown) for number, finding in enumerate(diagnosis.findings, 1)]
+    findings = [_finding(diagnosis, number, finding, shown) for number, finding in enumerate(in_page_order(diagnosis), 1)]
     path = _path(diagnosis, findings)
     page = _environment().get_template("report.html")
     text = page.render(
@@ -228,7 +228,7 @@ def _findings_lead(diagnosis: Diagnosis) -> str:
 
 
 def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Picture]) -> dict[str, Any]:
-    causes = {f.rule: n for n, f in reversed(list(enumerate(diagnosis.findings, 1)))}
+    causes = {f.rule: n for n, f in reversed(list(enumerate(in_page_order(diagnosis), 1)))}
     many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
     devices = [facts.device_label(rank, device, many_ranks) for rank, device in finding.devices]
     evidence = []

@@ -10,7 +10,7 @@ from gpudiag.report.text import clean, columns, cut_end
 
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
 
-LONGEST_PARAGRAPH = 800  # characters; ten lines: what is longer comes from a name, not from a sentence
+MOST_LINES = 10  # of a paragraph: what is longer comes from a name, not from a sentence
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[nuµm]?s|min|[kMGT]?B(?:/s)?)(?:\W|$))")  # a number stays with its unit
 
 # ASCII stand-ins for the characters that the reports themselves write.
@@ -33,19 +33,30 @@ class Page:
         self.lines.append(line.rstrip())
 
     def prose(
-        self, text: str, indent: int, lead: str = "", style: str = "", lead_style: str = "", hang: int | None = None
+        self,
+        text: str,
+        indent: int,
+        lead: str = "",
+        *,
+        style: str = "",
+        lead_style: str = "",
+        hang: int | None = None,
+        lines: int = MOST_LINES,
     ) -> None:
-        """A paragraph wrapped to the page: its first line is led by `lead`, the others are aligned under its text (or by `hang`)."""
+        """A paragraph of at most `lines` lines: the first is led by `lead`, the others are aligned under its text (or by
+        `hang`). Without text, nothing."""
         if not text:
             return
         lead = " " * indent + lead
         rest = " " * (columns(lead) if hang is None else hang)
         first = "\0" * columns(lead)  # holds the place: `wrap` would break or strip the lead itself
         wrapped = textwrap.wrap(
-            first + _UNIT.sub("\u00a0", clean(text, LONGEST_PARAGRAPH)),
+            first + _UNIT.sub("\u00a0", clean(text, lines * self.width)),
             max(self.width, len(rest) + 20),
             subsequent_indent=rest,
             break_on_hyphens=False,
+            max_lines=lines,
+            placeholder=" …",
         )
         for i, piece in enumerate(wrapped):
             piece = piece.replace("\u00a0", " ")

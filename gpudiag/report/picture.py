@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpudiag.diagnosis import Diagnosis, Evidence, Finding, Lane, TimelineView
+from gpudiag.diagnosis import STEP_ORDER, Diagnosis, Evidence, Finding, Lane, TimelineView
 from gpudiag.report import facts
 from gpudiag.report.palette import ALL_STYLES
 from gpudiag.report.text import clean, short_kernel
@@ -68,6 +68,11 @@ class Picture:
         return not finding.devices or (self.view.rank, self.view.device) in finding.devices
 
 
+def in_page_order(diagnosis: Diagnosis) -> list[Finding]:
+    """By step of the method; in each, those that stand for themselves before those that another explains."""
+    return sorted(diagnosis.findings, key=lambda finding: (STEP_ORDER.index(finding.step), bool(finding.caused_by)))
+
+
 def pictures(diagnosis: Diagnosis) -> list[Picture]:
     """The views that fit into MAX_EVENTS, first come first served."""
     many = len({(view.rank, view.device) for view in diagnosis.views}) > 1
@@ -116,7 +121,7 @@ def _marks(diagnosis: Diagnosis, picture: Picture) -> list[dict[str, Any]]:
     Findings that another one explains are left out: its stretches are theirs.
     """
     marks = []
-    for number, finding in enumerate(diagnosis.findings, 1):
+    for number, finding in enumerate(in_page_order(diagnosis), 1):
         mark = {"f": number, "title": clean(finding.title, 200)}
         places = [(evidence, picture.place(finding, evidence)) for evidence in finding.evidence]
         timed = [(evidence, place) for evidence, place in places if place]

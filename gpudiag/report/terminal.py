@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
 from gpudiag.report import facts
-from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, YELLOW, Page
+from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, MOST_LINES, YELLOW, Page
 from gpudiag.report.text import apportion, clean, clean_code, columns, cut, cut_start, short_kernel
 from gpudiag.units import format_ns, format_percent
 
@@ -19,12 +19,13 @@ _BUSY_STYLES = (GREEN, MAGENTA, YELLOW, BLUE, CYAN)
 _IDLE_STYLES = ("91", "95", "93", "96", "94")
 
 # These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
-_FULL_FINDINGS = 3
+_FULL_FINDINGS = 2
+_MOST_EVIDENCE = 4
 _CRUMB = 0.005  # share of the window below which a part has no cell of its own in a bar of 76
 _MOST_CODE_LINES = 8
 _MOST_DEVICES = 8
 _MOST_WARNINGS = 5
-_MOST_NOT_JUDGED = 4
+_MOST_NOT_JUDGED = 3
 
 
 def render(
@@ -53,7 +54,9 @@ def _verdict(page: Page, diagnosis: Diagnosis) -> None:
     page.add(page.paint(start + path + end, DIM))
     page.add()
     label = facts.verdict_label(diagnosis).upper()
-    page.prose(facts.headline(diagnosis), 0, f"{label}: ", BOLD, _VERDICT_STYLE[verdict.status], hang=2)
+    page.prose(
+        facts.headline(diagnosis), 0, f"{label}: ", style=BOLD, lead_style=_VERDICT_STYLE[verdict.status], hang=2
+    )
     page.prose(verdict.margin, 2)
     page.prose(facts.steps_line(diagnosis), 2)
 
@@ -155,7 +158,7 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
         title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
         page.heading(title, facts.step_status(diagnosis, step), _status_style(diagnosis, step, own[step]))
         for finding in own[step]:
-            _finding(page, diagnosis, finding, finding in serious[:_FULL_FINDINGS])
+            _finding(page, diagnosis, finding, serious.index(finding) if finding in serious else None)
 
 
 def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Finding]) -> str:
@@ -164,40 +167,52 @@ def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Findi
     return GREEN if facts.clear_count(diagnosis, step) else YELLOW
 
 
-def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, full: bool) -> None:
+def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | None) -> None:
+    """place: among the findings of warning or above, largest first; None for a hint. The first ones are told in full."""
+    full = place is not None and place < _FULL_FINDINGS
     rule, title, label = clean(finding.rule, 30), clean(finding.title, 200), f"  {finding.severity.upper():<8} "
     style, bound = _SEVERITY_STYLE[finding.severity], facts.bound_line(diagnosis, finding)
     room = page.width - len(label) - columns(title) - len(rule)
     if room >= 2:
         page.add(page.paint(label, style) + page.paint(title, BOLD) + " " * room + page.paint(rule, DIM))
     else:
-        page.prose(title, 0, label, BOLD, style)
+        page.prose(title, 0, label, style=BOLD, lead_style=style)
         bound = f"{bound} [{rule}]".lstrip()
+    if place is None:  # a hint
+        said = [bound, finding.summary if finding.bound_ns <= 0 else "", *(fix.change for fix in finding.fixes[:1])]
+        page.prose("; ".join(piece.rstrip(".") for piece in said if piece), 4, lines=3)
+        _effects(page, diagnosis, finding)
+        return
     page.prose(bound, 4)
-    if full or finding.bound_ns <= 0:
+    if full:
         page.prose(finding.summary, 4)
-    if full and finding.evidence:
-        page.prose("; ".join(f"{e.label}: {e.value}" for e in finding.evidence), 4, "evidence ", lead_style=DIM)
+    if full:
+        evidence = "; ".join(f"{item.label}: {item.value}" for item in finding.evidence[:_MOST_EVIDENCE])
+        page.prose(evidence, 4, "evidence ", lead_style=DIM)
     if finding.fixes:
         _fix(page, finding.fixes[0], full)
-    for fix in finding.fixes[1:3] if full else ():
-        page.prose(fix.change + (f" (only if {fix.only_if})" if fix.only_if else ""), 4, "or       ", lead_style=GREEN)
-    effects = facts.effects_of(diagnosis, finding)
-    if effects:
-        page.prose("; ".join(f"{e.title} ({e.rule})" for e in effects), 4, "see also ", lead_style=DIM)
+    for fix in finding.fixes[1:3] if place == 0 else ():
+        condition = f" (only if {fix.only_if})" if fix.only_if else ""
+        page.prose(fix.change + condition, 4, "or       ", lead_style=GREEN, lines=2)
+    _effects(page, diagnosis, finding)
+
+
+def _effects(page: Page, diagnosis: Diagnosis, finding: Finding) -> None:
+    effects = "; ".join(f"{effect.title} ({effect.rule})" for effect in facts.effects_of(diagnosis, finding))
+    page.prose(effects, 4, "see also ", lead_style=DIM, lines=2)
 
 
 def _fix(page: Page, fix: Fix, full: bool) -> None:
-    page.prose(fix.change, 4, "change   ", lead_style=GREEN)
+    """The change never without its condition; for the largest findings the proof and the code as well."""
+    lines = MOST_LINES if full else 2
+    page.prose(fix.change, 4, "change   ", lead_style=GREEN, lines=lines)
+    page.prose(fix.only_if, 4, "only if  ", lead_style=DIM, lines=lines)
     if not full:
         return
-    if fix.only_if:
-        page.prose(fix.only_if, 4, "only if  ", lead_style=DIM)
-    if fix.proof:
-        page.prose(fix.proof, 4, "proof    ", lead_style=DIM)
+    page.prose(fix.proof, 4, "proof    ", lead_style=DIM)
     code = clean_code(fix.code) if fix.code.strip() else []
     for line in code[:_MOST_CODE_LINES]:
-        page.add(f"      {page.paint('│', DIM)} {page.paint(cut(line, page.width - 8), CYAN)}")
+        page.add(f"      {page.paint('│', DIM)} {page.paint(line, CYAN)}")  # not cut: it is there to be copied
     if len(code) > _MOST_CODE_LINES:
         page.add(f"      {page.paint('│', DIM)} … {len(code) - _MOST_CODE_LINES} more lines in --json")
 
@@ -226,14 +241,12 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
     page.add()
     count = len(diagnosis.not_judged)
     page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
-    shown = groups[:_MOST_NOT_JUDGED]
-    for i, (rules, missing, how) in enumerate(shown):
+    lines = 2 if diagnosis.verdict.status == "cannot_judge" else 1
+    for how in list(dict.fromkeys(how for _, _, how in groups))[:_MOST_NOT_JUDGED]:
+        rules = [rule for names, _, by in groups if by == how for rule in names]
+        reasons = "; ".join(dict.fromkeys(missing for _, missing, by in groups if by == how))
         names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
-        page.prose(f"{names}: {missing}", 2)
-        if i + 1 == len(shown) or shown[i + 1][2] != how:
-            page.prose(how, 4, "next: ", lead_style=DIM)
-    if len(groups) > len(shown):
-        page.add(f"  and {sum(len(rules) for rules, _, _ in groups[len(shown) :])} more: --json lists them")
+        page.prose(f"{how.rstrip('.')}: {names} ({reasons})" if how else f"{names} ({reasons})", 2, hang=4, lines=lines)
 
 
 def _warnings(page: Page, warnings: Sequence[str]) -> None:
