@@ -73,13 +73,14 @@ class RuleEvidence:
 
 @dataclass(frozen=True)
 class RuleFix:
-    """when: shown only where this is true."""
+    """when: shown only where this is true. fallback: shown only where no other fix fits."""
 
     change: Template
     only_if: Template
     proof: Template
     code: Template
     when: Expr | None
+    fallback: bool
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ _TABLES = {
     "severity": {"info", "warning", "critical", "fixed", "reason"},
     "estimate": {"edit", "none"},
     "evidence": {"label", "value"},
-    "fix": {"change", "only_if", "proof", "code", "when"},
+    "fix": {"change", "only_if", "proof", "code", "when", "fallback"},
     "reference": {"title", "url"},
     "example": {"name", "outcome", "severity", "metrics", "texts"},
 }
@@ -355,6 +356,9 @@ def _fixes(c: _Checker) -> tuple[RuleFix, ...]:
     fixes = []
     for i, item in enumerate(c.tables("fix")):
         when = c.string(item, ("fix", i, "when"))
+        fallback = item.get("fallback", False)
+        if not isinstance(fallback, bool):
+            c.problem(("fix", i, "fallback"), "must be true or false")
         fixes.append(
             RuleFix(
                 change=c.template(item, ("fix", i, "change"), required=True),
@@ -362,6 +366,7 @@ def _fixes(c: _Checker) -> tuple[RuleFix, ...]:
                 proof=c.template(item, ("fix", i, "proof"), required=True),
                 code=c.template(item, ("fix", i, "code")),
                 when=c.parsed(condition, when, ("fix", i, "when")) if when else None,
+                fallback=bool(fallback),
             )
         )
     if not fixes:

@@ -39,6 +39,11 @@ class Template:
     def is_constant(self) -> bool:
         return not any(isinstance(part, Field) for part in self.parts)
 
+    @property
+    def text(self) -> str:
+        """For a page about the rule: with the names of what is measured in braces."""
+        return "".join(part if isinstance(part, str) else f"{{{part.name}}}" for part in self.parts)
+
 
 def parse_template(text: str) -> Template:
     """Raises ExprError with the offset in the text."""
