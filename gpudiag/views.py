@@ -29,7 +29,7 @@ NAME_LIMIT = 400
 
 Index = npt.NDArray[np.intp]
 HostTable = ApiCalls | CpuOps | PyCalls | Ranges
-T = TypeVar("T", ApiCalls, CpuOps, PyCalls, Ranges)
+T = TypeVar("T", bound=ApiCalls | CpuOps | PyCalls | Ranges)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,9 @@ def render(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict.status == "bottleneck" and diagnosis.verdict.bound_by != "none":
         status += f": {diagnosis.verdict.bound_by}"
     kernels, more_kernels = kernel_rows(diagnosis)
-    findings = [_finding(diagnosis, number, finding, shown) for number, finding in enumerate(in_page_order(diagnosis), 1)]
+    findings = [
+        _finding(diagnosis, number, finding, shown) for number, finding in enumerate(in_page_order(diagnosis), 1)
+    ]
     path = _path(diagnosis, findings)
     page = _environment().get_template("report.html")
     text = page.render(
