@@ -102,7 +102,7 @@ def test_cannot_judge_is_said_aloud_with_how_to_record_it() -> None:
     text = render(sample_diagnosis.cannot_judge())
     assert "CANNOT JUDGE: 2 kernels" in text
     assert text.count("cannot judge: fewer than 3 steps") == 4
-    assert "next: gpudiag profile --steps 20 SCRIPT" in text
+    assert "  gpudiag profile --steps 20 SCRIPT: gpu_idle, loader_wait, " in text
     assert "all clear" not in text
 
 
@@ -196,7 +196,8 @@ def test_many_findings_and_gaps_stay_within_bounds() -> None:
     diagnosis: Diagnosis = sample_diagnosis.bottleneck(findings=findings, warnings=("w",) * 40)
     text = render(diagnosis)
     assert "and 35 more warnings" in text
-    assert text.count("only if ") == 2 * 3  # the three largest in full, the second fix in brackets
+    assert len(re.findall("^    proof  ", text, re.MULTILINE)) == 2  # the two largest are told in full,
+    assert len(re.findall("^    only if", text, re.MULTILINE)) == 6  # but no change goes without its condition
 
 
 def test_parts_too_small_for_the_bar_are_one_entry() -> None:
@@ -216,7 +217,7 @@ def test_rules_that_miss_metrics_for_one_reason_are_one_entry() -> None:
         for rule, metric in (("exposed_copy", "copy_exposed"), ("gpu_idle", "gpu_busy"))
     )
     text = render(sample_diagnosis.bottleneck(not_judged=blind))
-    assert "  exposed_copy, gpu_idle: no GPU work was recorded\n" in text
+    assert "  gpudiag profile SCRIPT: exposed_copy, gpu_idle (no GPU work was recorded)\n" in text
 
 
 def test_the_next_command_names_what_the_user_named() -> None:

@@ -51,7 +51,7 @@ class Page:
         rest = " " * (columns(lead) if hang is None else hang)
         first = "\0" * columns(lead)  # holds the place: `wrap` would break or strip the lead itself
         wrapped = textwrap.wrap(
-            first + _UNIT.sub("\u00a0", clean(text, lines * self.width)),
+            first + _UNIT.sub("\u00a0", cut_end(clean(text), (lines + 1) * self.width)),
             max(self.width, len(rest) + 20),
             subsequent_indent=rest,
             break_on_hyphens=False,

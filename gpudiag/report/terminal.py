@@ -198,8 +198,10 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | No
 
 
 def _effects(page: Page, diagnosis: Diagnosis, finding: Finding) -> None:
-    effects = "; ".join(f"{effect.title} ({effect.rule})" for effect in facts.effects_of(diagnosis, finding))
-    page.prose(effects, 4, "see also ", lead_style=DIM, lines=2)
+    """What this finding explains, or what is not worth a look before it is dealt with."""
+    effects = facts.effects_of(diagnosis, finding)
+    said = f"{effects[0].title} ({effects[0].rule})" if len(effects) == 1 else ", ".join(e.rule for e in effects)
+    page.prose(said, 4, "see also ", lead_style=DIM, lines=2)
 
 
 def _fix(page: Page, fix: Fix, full: bool) -> None:
