@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -50,10 +50,9 @@ def write_perfetto(
 ) -> None:
     """Write the trace to `path`, gzipped when the name ends in `.gz`. Raises OSError when that fails."""
     with path.open("wb") as raw:
-        packed: IO[bytes] = (
-            gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
-        )
-        with closing(TextIOWrapper(packed, "utf-8", newline="\n")) as file:
+        # No name and no time in gzip's header: the same recording gives the same bytes.
+        packed = gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
+        with closing(TextIOWrapper(cast(IO[bytes], packed), "utf-8", newline="\n")) as file:
             file.write(
                 '{"displayTimeUnit":"ns","otherData":' + json.dumps({"producer": f"gpudiag {diagnosis.gpudiag}"})
             )

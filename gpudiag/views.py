@@ -29,7 +29,7 @@ NAME_LIMIT = 400
 
 Index = npt.NDArray[np.intp]
 HostTable = ApiCalls | CpuOps | PyCalls | Ranges
-T = TypeVar("T", bound=ApiCalls | CpuOps | PyCalls | Ranges)
+T = TypeVar("T", ApiCalls, CpuOps, PyCalls, Ranges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +110,12 @@ def _lanes(timeline: Timeline, account: Account, start: int, end: int) -> Iterat
     yield from _loader_lanes(timeline, start, end)
     for position, thread in enumerate(threads):
         name = "Main thread" if position == 0 else f"Thread {thread}"
-        table: CpuOps | PyCalls | None = timeline.cpu_ops if timeline.cpu_ops is not None else timeline.py_calls
-        if table is not None:
-            mine = _on_thread(table, process, thread, start, end)
+        mine: HostTable | None = None
+        if timeline.cpu_ops is not None:
+            mine = _on_thread(timeline.cpu_ops, process, thread, start, end)
+        elif timeline.py_calls is not None:
+            mine = _on_thread(timeline.py_calls, process, thread, start, end)
+        if mine is not None:
             for level, index in enumerate(_levels(mine, OP_LEVELS)):
                 yield _Events(name if level == 0 else f"{name}, inside", "host", *_columns(mine, index))
         if timeline.api_calls is not None:

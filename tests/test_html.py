@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -424,7 +425,7 @@ def test_every_control_has_a_name_and_headings_do_not_skip(open_report: Any) -> 
     assert page.evaluate(nameless) == []
     levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((h) => Number(h.tagName[1]))")
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     missing = """[...document.querySelectorAll('[aria-labelledby], [aria-describedby]')].flatMap((e) =>
         ((e.getAttribute('aria-labelledby') || '') + ' ' + (e.getAttribute('aria-describedby') || '')).trim().split(/\\s+/))
         .filter((id) => !document.getElementById(id))"""

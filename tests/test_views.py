@@ -175,7 +175,7 @@ def test_the_owner_lane_of_a_real_recording_fills_the_picture_and_its_lanes_stay
             assert owner.kind == "owner" and sum(owner.length_ns) == span
             assert sum(len(lane.start_ns) for lane in view.lanes) <= MAX_EVENTS
             for lane in view.lanes:
-                assert all(0 <= s and s + d <= span for s, d in zip(lane.start_ns, lane.length_ns, strict=True))
+                assert all(s >= 0 and s + d <= span for s, d in zip(lane.start_ns, lane.length_ns, strict=True))
                 assert list(lane.start_ns) == sorted(lane.start_ns)
 
 

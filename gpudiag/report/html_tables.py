@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpudiag.diagnosis import Diagnosis, MetricValue
@@ -106,7 +106,7 @@ def _metric(metric: MetricValue) -> str:
     if metric.missing or metric.value is None:
         return "missing"
     value = metric.value
-    by_unit = {
+    by_unit: dict[str, Callable[[float], str]] = {
         "ns": format_ns,
         "bytes": format_bytes,
         "B": format_bytes,

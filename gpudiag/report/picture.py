@@ -122,7 +122,7 @@ def _marks(diagnosis: Diagnosis, picture: Picture) -> list[dict[str, Any]]:
     """
     marks = []
     for number, finding in enumerate(in_page_order(diagnosis), 1):
-        mark = {"f": number, "title": clean(finding.title, 200)}
+        mark: dict[str, Any] = {"f": number, "title": clean(finding.title, 200)}
         places = [(evidence, picture.place(finding, evidence)) for evidence in finding.evidence]
         timed = [(evidence, place) for evidence, place in places if place]
         for evidence, (_, start, end) in timed:
