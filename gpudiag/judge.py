@@ -69,7 +69,7 @@ def judge(
     claims: list[Claim] = []
     closed: Rule | None = None
     for rule in rules:
-        if closed and not rule.gate and not (rule.step == "environment" and rule.severity.fixed):
+        if closed and not rule.gate and not rule.always:
             outcomes[rule.id] = "not_judged"
             not_judged.append(NotJudged(rule.id, f"{closed.title[0].lower()}{closed.title[1:]}", _remedy(closed)))
             continue
@@ -140,7 +140,7 @@ def cap_bounds(claims: Sequence[Claim], parts: Mapping[str, float]) -> dict[str,
     taken: dict[str, dict[str, int]] = {name: {} for name in parts}
     grants: dict[str, Grant] = {}
     for claim in in_order(claims):
-        names = [name for name in parts if name in claim.rule.part or "*" in claim.rule.part]
+        names = list(parts) if "*" in claim.rule.part else [name for name in claim.rule.part if name in parts]
         takers: dict[str, int] = {}
         need = claim.ns
         for name in names:

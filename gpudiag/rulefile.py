@@ -102,7 +102,8 @@ class Rule:
     unless: guards; one that is true clears the rule, one that cannot be judged is ignored. bound, summary: alternatives,
     the first that can be computed counts. part: account parts that the bound is taken from. explained_by: rules that
     explain this one where they fired with at least its bound. after: rules that come first in the method: where one is
-    a warning, curing this would gain little yet, so it becomes a note under that one. gate: when it fires, no rule about time is judged.
+    a warning, curing this would gain little yet, so it becomes a note under that one. gate: when it fires, no other rule is judged but those
+    with `always`.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Rule:
     explained_by: tuple[str, ...]
     after: tuple[str, ...]
     gate: bool
+    always: bool
     edit: str
     no_estimate: str
     summary: tuple[Template, ...]
@@ -133,7 +135,7 @@ class Rule:
 
 
 _FIELDS = {
-    "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "estimate",
+    "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "always", "estimate",
     "summary", "why", "basis", "wrong_when", "where", "evidence", "fix", "reference", "aliases", "example",
 }  # fmt: skip
 _REQUIRED = ("id", "step", "category", "title", "when", "bound", "estimate", "summary", "why", "basis", "wrong_when")
@@ -270,8 +272,10 @@ def _rule(c: _Checker) -> Rule | None:
     part = [c.choice(s, place, (*PARTS, "*"), "*") for place, s in c.strings(t, ("part",))]
     where = [c.choice(s, place, tuple(x.name for x in TEXTS), "") for place, s in c.strings(t, ("where",))]
     gate = t.get("gate", False)
-    if not isinstance(gate, bool):
-        c.problem(("gate",), "must be true or false")
+    always = t.get("always", False)
+    for name, value in (("gate", gate), ("always", always)):
+        if not isinstance(value, bool):
+            c.problem((name,), "must be true or false")
     severity = _severity(c)
     edit, no_estimate = _estimate(c)
     fixes = _fixes(c)
@@ -306,6 +310,7 @@ def _rule(c: _Checker) -> Rule | None:
         explained_by=tuple(s for _, s in c.strings(t, ("explained_by",))),
         after=tuple(s for _, s in c.strings(t, ("after",))),
         gate=bool(gate),
+        always=bool(always),
         edit=edit,
         no_estimate=no_estimate,
         summary=tuple(x for x in summary if x),
