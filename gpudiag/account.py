@@ -12,7 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpudiag.figures import Layers
-from gpudiag.host import BACKWARD, CHECKPOINT_LOG, COMPILE, FORWARD, GC, H2D, INPUT, OPTIMIZER, HostWork, Names, named
+from gpudiag.host import (
+    BACKWARD,
+    CHECKPOINT_LOG,
+    COMPILE,
+    FORWARD,
+    GC,
+    H2D,
+    INPUT,
+    OPTIMIZER,
+    STALL_NS,
+    HostWork,
+    Names,
+    named,
+)
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.timeline import Int8, Steps, Timeline
 
@@ -109,6 +122,7 @@ def device_account(rank: int, device: int, window: Intervals, layers: Layers, ho
         # nobody can say that the device was idle, let alone why (a torch.profiler window starts between steps).
         claims.append(("idle.unknown", window.clip(int(window.start[0]), int(layers.busy.start[0]))))
     claims += [
+        ("idle.unknown", idle.intersect(host.stalled).at_least(STALL_NS)),
         ("idle.profiler", host.profiler),
         ("idle.input", host.input),
         ("idle.checkpoint_log", host.checkpoint_log),

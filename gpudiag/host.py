@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.timeline import ApiCalls, Bool, CpuOps, GpuOps, Int32, Kind, PyCalls, Ranges, Timeline
+from gpudiag.timeline import ApiCalls, Bool, CopyKind, CpuOps, GpuOps, Int32, Kind, PyCalls, Ranges, Timeline
 
 LAUNCH = re.compile(
     r"^(?:cudaLaunch(?:Kernel|KernelExC|CooperativeKernel)|cuLaunch(?:Kernel|KernelEx|CooperativeKernel)|cudaGraphLaunch"
@@ -75,6 +75,9 @@ T = TypeVar("T", Ranges, CpuOps, PyCalls)
 # A pause between two framework calls on the launching thread that is shorter than this is the interpreter walking from one
 # operator to the next (eager PyTorch: 5-50 us an operator), so it belongs to launching; a longer one is user code.
 INTERPRETER_PAUSE_NS = 200_000
+# A launch reaches an idle device within 3-50 us, lazily loaded modules and deep power states included; work that is queued
+# longer on an idle device waits for something else (another stream, another GPU, work that the recorder lost).
+STALL_NS = 100_000
 
 
 class Names:
@@ -153,6 +156,7 @@ class HostWork:
     """The evidence about the host threads that feed one device. None = that kind of thing was not recorded.
 
     active: framework operators and API calls other than waits, with pauses of the interpreter closed.
+    stalled: work was launched and had not started; where the device is idle then, no host thread is the cause.
     wait_start, wait_end: calls in which the host waited for the device, by start; copy waits are those in a copy call.
     """
 
@@ -165,6 +169,7 @@ class HostWork:
     profiler: Intervals
     active: Intervals
     observed: Intervals
+    stalled: Intervals
     wait_start: Int64
     wait_end: Int64
     queue_full: Intervals
@@ -213,6 +218,7 @@ def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names:
         profiler=profiler,
         active=_active(calls, cpu_ops, feeding, names),
         observed=_observed(cpu_ops, ranges, py_calls),
+        stalled=_stalled(ops, launches, timeline.api_calls),
         wait_start=wait_start,
         wait_end=wait_end,
         queue_full=queue_full,
@@ -237,6 +243,18 @@ def _waits(
     starts, ends = np.concatenate(start), np.concatenate(end)
     order = np.lexsort((ends, starts))
     return starts[order], ends[order]
+
+
+def _stalled(ops: GpuOps, launches: Launches | None, calls: ApiCalls | None) -> Intervals:
+    """From STALL_NS after the launch of an operation to its start. Copies to the device count from the end of their call:
+    until then the host may still be staging pageable memory."""
+    if launches is None or calls is None or not len(ops):
+        return Intervals.empty()
+    joined = np.flatnonzero(launches.call_of >= 0)
+    call = launches.call_of[joined]
+    to_device = ops.copy_kind[joined] == CopyKind.H2D
+    launched = np.where(to_device, calls.end[call], calls.start[call]) + STALL_NS
+    return Intervals.union_of(launched, ops.start[joined])
 
 
 def _active(calls: ApiCalls | None, cpu_ops: CpuOps | None, feeding: Int64 | None, names: Names) -> Intervals:

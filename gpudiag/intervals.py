@@ -107,6 +107,11 @@ class Intervals:
     def clip(self, start: int, end: int) -> Intervals:
         return self.intersect(Intervals.single(start, end))
 
+    def at_least(self, length: int) -> Intervals:
+        """Only those that are at least `length` ns long."""
+        keep = self.end - self.start >= length
+        return self if keep.all() else Intervals(self.start[keep], self.end[keep])
+
     def covered_in(self, starts: Int64, ends: Int64) -> Int64:
         """For each of m windows [starts, ends) (they may overlap), how many ns of it this set covers. Shape (m,)."""
         return self.covered_before(ends) - self.covered_before(starts)

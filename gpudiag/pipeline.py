@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from gpudiag.metrics.run import run_lengths
 from gpudiag.metrics.texts import texts_of
 from gpudiag.read import Recordings, open_recordings
 from gpudiag.rules import Judgement, RuleSet, judge, load_rules, merge
+from gpudiag.savings import with_estimates
 from gpudiag.scope import Scope, scopes_of
 from gpudiag.timeline import Kind
 from gpudiag.verdict import verdict_of
@@ -92,7 +94,7 @@ def diagnose_recordings(
 
 def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Judgement:
     count = scope.count
-    return judge(
+    judged = judge(
         rules,
         metrics,
         step_time_ns=scope.account.total // count,
@@ -101,6 +103,7 @@ def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Ju
         rank=scope.rank,
         device=scope.device,
     )
+    return replace(judged, findings=with_estimates(judged.findings, rules, scope, metrics))
 
 
 def _main_scope(scopes: Sequence[Scope]) -> int:
@@ -163,7 +166,7 @@ def kernel_rows(scope: Scope) -> list[KernelRow]:
     np.add.at(total, inverse, length)
     count = np.bincount(inverse, minlength=codes.size)
     strings = scope.timeline.strings
-    order = sorted(range(codes.size), key=lambda i: (-total[i], strings[codes[i]]))[:TOP_KERNELS]
+    order = sorted(range(codes.size), key=lambda i: (-total[i], strings[int(codes[i])]))[:TOP_KERNELS]
     everything = max(1, int(total.sum()))
     rows = []
     for i in order:
