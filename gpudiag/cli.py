@@ -37,8 +37,8 @@ LAZY = {
 
 # Said here so that `gpudiag --help` imports no verb.
 ABOUT = {
-    "profile": "Run a training script unchanged, record it, and say what holds it back.",
-    "analyze": "Say what holds a recording back (nsys, torch.profiler, or a bundle).",
+    "profile": "Run a script unchanged, record it, say what holds it back.",
+    "analyze": "Say what holds a recording back (nsys, torch.profiler, bundle).",
     "report": "Draw a saved diagnosis as HTML, Markdown, SARIF, JUnit or CSV.",
     "compare": "Two recordings side by side: faster or slower, and where the time went.",
     "runs": "The history of runs: list, show, compare, export.",
@@ -47,7 +47,7 @@ ABOUT = {
     "doctor": "Check what this machine can record, and what is missing.",
     "bench": "Measure throughput, latency, memory, power and MFU of a model.",
     "gpus": "Compare GPUs by price and performance.",
-    "export": "Pack a recording for someone else, without secrets; or for Perfetto.",
+    "export": "Pack a recording for others, without secrets; or for Perfetto.",
     "review": "Step through a diagnosis.",
 }
 

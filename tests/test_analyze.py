@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -16,6 +20,7 @@ from gpudiag.cli import main
 from gpudiag.diagnosis import Diagnosis, from_json, to_json
 from gpudiag.errors import GpudiagError
 
+ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., Result]
 
 
@@ -214,3 +219,35 @@ def test_a_file_name_that_is_not_utf8_reaches_every_output(run: Run) -> None:
     assert result.exit_code == 0, result.output
     assert from_json(Path("d.json").read_bytes()).source.path == "tr\\udcffce.gz"
     assert "tr\\udcffce.gz" in result.stdout
+
+
+def test_a_terminal_that_is_not_utf8_gets_ascii(tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    saved.write_bytes(to_json(sample_diagnosis.bottleneck()))
+    call = [sys.executable, "-m", "gpudiag", "report", str(saved)]
+    done = subprocess.run(
+        call, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, cwd=ROOT, check=True
+    )
+    assert done.stdout.isascii()
+    assert b"INPUT-BOUND" in done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--no-color"]])
+def test_a_terminal_sees_progress_and_colour_unless_it_said_no(traces: Path, options: list[str]) -> None:
+    pytest.importorskip("gpudiag.pipeline")
+    ours, theirs = pty.openpty()
+    call = [sys.executable, "-m", "gpudiag", "analyze", str(traces / "kineto" / "mi250_minitoy.json.gz"), *options]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "90"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(call, stdout=theirs, stderr=theirs, stdin=theirs, env=environment, cwd=ROOT) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a pseudo-terminal as an error
+            while piece := os.read(ours, 65536):
+                shown += piece
+        assert process.wait(timeout=60) == 0, shown
+    os.close(ours)
+    text = shown.decode()
+    assert "judging" in text
+    assert ("\x1b[1;33mCANNOT JUDGE: " in text) == (not options)
+    assert ("\x1b[1m" in text) == (not options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ MAY_IMPORT = {
 }
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """The first part below `gpudiag` of every import of a module, wherever it stands in it; `` for the package itself."""
     here = file.relative_to(PACKAGE.parent).with_suffix("").parts

@@ -234,8 +234,9 @@ def next_commands(diagnosis: Diagnosis, inputs: Sequence[str] = ()) -> list[tupl
     commands = []
     if diagnosis.verdict.status != "cannot_judge":
         commands.append((f"gpudiag analyze {paths} --html report.html", "on a timeline"))
-    if diagnosis.verdict.status == "bottleneck" and diagnosis.findings:
-        commands.append((f"gpudiag rules show {clean(diagnosis.findings[0].rule, 40)}", "why, and when it is wrong"))
+    causes = [finding for finding in diagnosis.findings if not finding.caused_by]
+    if diagnosis.verdict.status == "bottleneck" and causes:
+        commands.append((f"gpudiag rules show {clean(causes[0].rule, 40)}", "why, and when it is wrong"))
     if not commands:
         commands.append(("gpudiag profile SCRIPT", "record the run so that it can be judged"))
     return commands
