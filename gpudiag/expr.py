@@ -21,76 +21,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpudiag.expr_units import BOOL, CONSTANTS, METRIC_UNITS, Unit, same
 from gpudiag.metrics.spec import BY_NAME, Metric, Missing
 
 MAX_LENGTH = 1000  # the longest condition of the built-in rules has under 200 characters
 MAX_DEPTH = 40
 MAX_NUMBER = 1e18  # 30 years in ns
 _ALLOWED = re.compile(r"[A-Za-z0-9_ .+\-*/()<>=!,\n]*")
-_BASES = ("ns", "bytes", "watt", "celsius", "mhz", "flop")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """powers: exponents over (ns, bytes, watt, celsius, mhz, flop). kind: of plain numbers, how they are shown:
-    ratio | count | flag | number. is_bool: a truth value. is_zero: a literal 0, which fits every unit."""
-
-    powers: tuple[int, ...] = (0,) * len(_BASES)
-    kind: str = "number"
-    is_bool: bool = False
-    is_zero: bool = False
-
-    @property
-    def plain(self) -> bool:
-        return not any(self.powers)
-
-    def __str__(self) -> str:
-        if self.is_bool:
-            return "true/false"
-        if self.plain:
-            return "a plain number" if self.kind == "number" else f"a {self.kind}"
-        up = "*".join(_power(b, p) for b, p in zip(_BASES, self.powers, strict=True) if p > 0)
-        down = "*".join(_power(b, -p) for b, p in zip(_BASES, self.powers, strict=True) if p < 0)
-        return (up or "1") + (f"/{down}" if down else "")
-
-
-def _power(base: str, power: int) -> str:
-    return base if power == 1 else f"{base}^{power}"
-
-
-def _unit(kind: str = "number", **powers: int) -> Unit:
-    return Unit(tuple(powers.get(base, 0) for base in _BASES), kind)
-
-
-BOOL = Unit(is_bool=True)
-# Factor from a metric's unit to the base that expressions are computed in (ns, bytes, flop).
-METRIC_UNITS: dict[str, tuple[Unit, float]] = {
-    "ns": (_unit(ns=1), 1.0),
-    "bytes": (_unit(bytes=1), 1.0),
-    "bytes/s": (_unit(bytes=1, ns=-1), 1e-9),
-    "flops": (_unit(flop=1, ns=-1), 1e-9),
-    "watt": (_unit(watt=1), 1.0),
-    "celsius": (_unit(celsius=1), 1.0),
-    "mhz": (_unit(mhz=1), 1.0),
-    "count": (_unit("count"), 1.0),
-    "ratio": (_unit("ratio"), 1.0),
-    "flag": (_unit("flag"), 1.0),
-}
-CONSTANTS: dict[str, tuple[Unit, float]] = {
-    "percent": (_unit("ratio"), 0.01),
-    "ns": (_unit(ns=1), 1.0),
-    "us": (_unit(ns=1), 1e3),
-    "ms": (_unit(ns=1), 1e6),
-    "s": (_unit(ns=1), 1e9),
-    "B": (_unit(bytes=1), 1.0),
-    "kB": (_unit(bytes=1), 1e3),
-    "MB": (_unit(bytes=1), 1e6),
-    "GB": (_unit(bytes=1), 1e9),
-    "W": (_unit(watt=1), 1.0),
-    "degC": (_unit(celsius=1), 1.0),
-    "MHz": (_unit(mhz=1), 1.0),
-    "TFLOP": (_unit(flop=1), 1e12),
-}
 
 
 class ExprError(Exception):
@@ -166,15 +103,9 @@ def condition(text: str) -> Expr:
 def quantity(text: str, unit: str) -> Expr:
     """An expression with a given unit (a key of METRIC_UNITS). Raises ExprError."""
     expr = parse(text)
-    if not _same(expr.unit, METRIC_UNITS[unit][0]):
+    if not same(expr.unit, METRIC_UNITS[unit][0]):
         raise ExprError(f"must be {METRIC_UNITS[unit][0]}, this is {expr.unit}", 0)
     return expr
-
-
-def _same(a: Unit, b: Unit) -> bool:
-    if a.is_bool or b.is_bool:
-        return a.is_bool and b.is_bool
-    return a.powers == b.powers or a.is_zero or b.is_zero
 
 
 def _check(node: ast.expr, names: dict[str, None], depth: int) -> Unit:
@@ -238,7 +169,7 @@ def _alike(nodes: list[ast.expr], names: dict[str, None], depth: int, verb: str)
     units = [_need_number(node, names, depth) for node in nodes]
     first = next((unit for unit in units if not unit.is_zero), units[0])
     for node, unit in zip(nodes, units, strict=True):
-        if not _same(first, unit):
+        if not same(first, unit):
             hint = "; say the share of something (5*percent*step_time) or give it a unit (5*ms)"
             plain = unit.plain or first.plain
             raise ExprError(f"cannot {verb} {first} and {unit}{hint if plain else ''}", node.col_offset)

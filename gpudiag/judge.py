@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.diagnosis import SEVERITY_ORDER, Evidence, Finding, Fix, NotJudged, Severity
 from gpudiag.expr import Env, MetricError, Unknown, evaluate
 from gpudiag.metrics.spec import Missing
-from gpudiag.rulefile import Outcome, Rule
+from gpudiag.rule import Outcome, Rule
 from gpudiag.template import Template, render
 
 T = TypeVar("T")

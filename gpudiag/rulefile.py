@@ -1,138 +1,21 @@
-"""One rule file: its fields, and the check that finds every fault in it with line and column."""
+"""Reads one rule file and finds every fault in it, with line and column."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from gpudiag import toml_places
 from gpudiag.diagnosis import BoundBy, Severity, StepName
-from gpudiag.expr import METRIC_UNITS, Expr, ExprError, condition, did_you_mean, evaluate, quantity
+from gpudiag.expr import ExprError, condition, did_you_mean, evaluate, quantity
+from gpudiag.expr_units import METRIC_UNITS
 from gpudiag.metrics.spec import BY_NAME, TEXTS, Metric
+from gpudiag.rule import EDITS, PARTS, Outcome, Rule, RuleEvidence, RuleExample, RuleFix, RuleProblem, SeverityBands
 from gpudiag.template import Template, parse_template
 
-Outcome = Literal["fired", "clear", "not_judged", "error"]
-
-# The parts of the account (account.py), which bounds are taken from. "*" in a rule: any part.
-PARTS = (
-    "compute", "communication_exposed",
-    "copy_exposed.h2d", "copy_exposed.d2h", "copy_exposed.d2d", "copy_exposed.p2p", "copy_exposed.managed",
-    "copy_exposed.other", "memset_exposed",
-    "idle.input", "idle.sync", "idle.launch", "idle.allocator", "idle.compile", "idle.checkpoint_log", "idle.gc",
-    "idle.host", "idle.profiler", "idle.unknown",
-    "host.input", "host.h2d", "host.forward", "host.backward", "host.optimizer", "host.checkpoint_log", "host.compile",
-    "host.gc", "host.framework", "host.other",
-)  # fmt: skip
-# The edits that savings.py can make to the dependency graph before replaying it.
-EDITS = ("remove_idle", "more_workers", "overlap_copy", "remove_sync", "shrink_launch", "remove_pause")
 MAX_BYTES = 100_000
-
-
-@dataclass(frozen=True)
-class RuleProblem:
-    """A fault in a rule file; line and column are 1-based (0 where the file as a whole is meant)."""
-
-    path: Path
-    line: int
-    column: int
-    message: str
-
-    def __str__(self) -> str:
-        place = f":{self.line}:{self.column}" if self.line else ""
-        return f"{self.path}{place}: {self.message}"
-
-
-@dataclass(frozen=True)
-class SeverityBands:
-    """Least share of the step for each severity; a share below `info` stays silent. fixed: for rules about no time."""
-
-    info: float = 0.03
-    warning: float = 0.10
-    critical: float = 0.25
-    fixed: Severity | None = None
-    reason: str = ""
-
-    def of(self, share: float) -> Severity | None:
-        if self.fixed:
-            return self.fixed
-        if share >= self.critical:
-            return "critical"
-        if share >= self.warning:
-            return "warning"
-        return "info" if share >= self.info else None
-
-
-@dataclass(frozen=True)
-class RuleEvidence:
-    label: str
-    value: Template
-
-
-@dataclass(frozen=True)
-class RuleFix:
-    """when: shown only where this is true. fallback: shown only where no other fix fits."""
-
-    change: Template
-    only_if: Template
-    proof: Template
-    code: Template
-    when: Expr | None
-    fallback: bool
-
-
-@dataclass(frozen=True)
-class RuleExample:
-    """Metric values and what the rule must say of them. severity: checked when given. place: index in the file."""
-
-    name: str
-    outcome: Outcome
-    metrics: dict[str, Metric]
-    texts: dict[str, str]
-    severity: Severity | None
-    place: int
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A checked rule. The fields are explained in the README ("Add a rule").
-
-    unless: guards; one that is true clears the rule, one that cannot be judged is ignored. bound, summary: alternatives,
-    the first that can be computed counts. part: account parts that the bound is taken from. explained_by: rules that
-    explain this one where they fired with at least its bound. after: rules that come first in the method: where one is
-    a warning, curing this would gain little yet, so it becomes a note under that one. gate: when it fires, no other rule is judged but those
-    with `always`.
-    """
-
-    id: str
-    path: Path
-    step: StepName
-    category: BoundBy
-    severity: SeverityBands
-    title: str
-    when: Expr
-    unless: tuple[Expr, ...]
-    bound: tuple[Expr, ...]
-    part: tuple[str, ...]
-    explained_by: tuple[str, ...]
-    after: tuple[str, ...]
-    gate: bool
-    always: bool
-    edit: str
-    no_estimate: str
-    summary: tuple[Template, ...]
-    why: str
-    basis: str
-    wrong_when: str
-    where: tuple[str, ...]
-    evidence: tuple[RuleEvidence, ...]
-    fixes: tuple[RuleFix, ...]
-    references: tuple[str, ...]
-    aliases: tuple[str, ...]
-    examples: tuple[RuleExample, ...] = field(repr=False)
-
 
 _FIELDS = {
     "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "always", "estimate",

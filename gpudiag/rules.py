@@ -9,7 +9,8 @@ from pathlib import Path
 from gpudiag.errors import GpudiagError
 from gpudiag.expr import did_you_mean
 from gpudiag.judge import Claim, Grant, Judgement, cap_bounds, judge, merge, sort_findings
-from gpudiag.rulefile import Rule, RuleProblem, read_rule
+from gpudiag.rule import Rule, RuleProblem
+from gpudiag.rulefile import read_rule
 from gpudiag.toml_places import line_and_column
 
 __all__ = [

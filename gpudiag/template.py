@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpudiag import units
-from gpudiag.expr import METRIC_UNITS, Env, Expr, ExprError, Unit, Unknown, did_you_mean, evaluate, parse
+from gpudiag.expr import Env, Expr, ExprError, Unknown, did_you_mean, evaluate, parse
+from gpudiag.expr_units import METRIC_UNITS, Unit
 from gpudiag.metrics.spec import BY_NAME, TEXTS, Missing
 
 _PIECES = re.compile(r"(?P<open>\{\{)|(?P<close>\}\})|\{(?P<field>[^{}]*)\}|(?P<stray>[{}])")

@@ -13,7 +13,7 @@ import click
 from gpudiag.commands._common import example, no_color_option
 from gpudiag.diagnosis import STEP_ORDER
 from gpudiag.report.text import clean, clean_code
-from gpudiag.rulefile import Rule, RuleFix
+from gpudiag.rule import Rule, RuleFix
 from gpudiag.rules import builtin_dir, check_rules, load_rules
 
 _HEADINGS = {
