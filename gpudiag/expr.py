@@ -114,7 +114,7 @@ def _check(node: ast.expr, names: dict[str, None], depth: int) -> Unit:
         raise ExprError("nested too deeply", here)
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+            if not abs(value) <= MAX_NUMBER:
                 raise ExprError(f"numbers go up to {MAX_NUMBER:g}", here)
             return Unit(is_zero=value == 0)
         case ast.Name(id=name):

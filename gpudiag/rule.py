@@ -13,16 +13,6 @@ from gpudiag.template import Template
 
 Outcome = Literal["fired", "clear", "not_judged", "error"]
 
-# The parts of the account (account.py), which bounds are taken from. "*" in a rule: any part.
-PARTS = (
-    "compute", "communication_exposed",
-    "copy_exposed.h2d", "copy_exposed.d2h", "copy_exposed.d2d", "copy_exposed.p2p", "copy_exposed.managed",
-    "copy_exposed.other", "memset_exposed",
-    "idle.input", "idle.sync", "idle.launch", "idle.allocator", "idle.compile", "idle.checkpoint_log", "idle.gc",
-    "idle.host", "idle.profiler", "idle.unknown",
-    "host.input", "host.h2d", "host.forward", "host.backward", "host.optimizer", "host.checkpoint_log", "host.compile",
-    "host.gc", "host.framework", "host.other",
-)  # fmt: skip
 # The edits that savings.py can make to the dependency graph before replaying it.
 EDITS = ("remove_idle", "more_workers", "overlap_copy", "remove_sync", "shrink_launch", "remove_pause")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from gpudiag import toml_places
+from gpudiag.account import PARTS
 from gpudiag.diagnosis import BoundBy, Severity, StepName
 from gpudiag.expr import ExprError, condition, did_you_mean, evaluate, quantity
 from gpudiag.expr_units import METRIC_UNITS
 from gpudiag.metrics.spec import BY_NAME, TEXTS, Metric
-from gpudiag.rule import EDITS, PARTS, Outcome, Rule, RuleEvidence, RuleExample, RuleFix, RuleProblem, SeverityBands
+from gpudiag.rule import EDITS, Outcome, Rule, RuleEvidence, RuleExample, RuleFix, RuleProblem, SeverityBands
 from gpudiag.template import Template, parse_template
 
 MAX_BYTES = 100_000
