@@ -221,10 +221,11 @@ class NsysFile:
         pid: int = PID,
         tid: int = TID,
         result: int = 0,
+        kind: int = 0,
     ) -> None:
         self.row(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
-            **{"start": start, "end": end, "eventClass": 0, "globalTid": global_tid(pid, tid)},
+            **{"start": start, "end": end, "eventClass": kind, "globalTid": global_tid(pid, tid)},
             **{"correlationId": correlation, "nameId": self.string(name), "returnValue": result},
         )
 

@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from builders_nsys import PID, TID, VERSIONS, NsysFile, global_tid
 
 from gpudiag.errors import GpudiagError
 from gpudiag.intervals import Intervals
+from gpudiag.read.names import api_name
 from gpudiag.read.nsys_sqlite import is_nsys_sqlite, read_nsys_sqlite
-from gpudiag.timeline import CopyKind, GpuOps, Kind, MemKind, Timeline
+from gpudiag.timeline import ApiCalls, CopyKind, GpuOps, Kind, MemKind, Timeline
 
 
 def _names(timeline: Timeline, codes: np.ndarray) -> list[str]:
@@ -216,6 +218,18 @@ def test_launches_that_failed_are_no_lost_kernels(tmp_path: Path) -> None:
     file.api(100, 110, "cudaLaunchKernel_v7000", result=209)
     file.copy(150, 190)
     assert len(_ops(read_nsys_sqlite(file.write()))) == 1
+
+
+def test_a_call_recorded_again_with_its_backtrace_is_one_call(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "x.sqlite")
+    file.api(99, 111, "cudaLaunchKernel", kind=67)
+    file.api(100, 110, "cudaLaunchKernel_v7000")
+    file.kernel(120, 130)
+    calls = read_nsys_sqlite(file.write()).api_calls
+    assert calls is not None
+    assert (calls.start.tolist(), calls.end.tolist()) == ([100], [110])
+    del file.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    assert "1 kernel launches" in read_nsys_sqlite(file.write()).diagnostics[0]
 
 
 def test_kernels_inside_a_graph_launch_count_as_busy_time(tmp_path: Path) -> None:
@@ -521,3 +535,53 @@ def test_progress_is_told_in_words(tmp_path: Path) -> None:
     said: list[str] = []
     read_nsys_sqlite(file.write(), said.append)
     assert said[0] == "reading x.sqlite"
+
+
+@pytest.mark.nsys
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
+@pytest.mark.parametrize(
+    "name",
+    ["a100_sync_after_each_kernel", "a100_saxpy_old_schema", "h100_2gpu_train_before", "h100_2gpu_streamed_weights"],
+)
+def test_sums_equal_those_of_nsys_stats(traces: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.sqlite"
+    shutil.copyfile(traces / "nsys" / f"{name}.sqlite", path)
+    timeline = read_nsys_sqlite(path)
+    ops, calls = _ops(timeline), timeline.api_calls
+    assert calls is not None
+    kernels = ops.take(np.isin(ops.kind, (Kind.KERNEL, Kind.COMM)))
+    assert _sums(timeline, kernels) == _nsys_stats(path, "gpukernsum", "Instances", "Name")
+    copies, memsets = ops.take(ops.kind == Kind.MEMCPY), ops.take(ops.kind == Kind.MEMSET)
+    labels = {CopyKind.H2D: "HtoD", CopyKind.D2H: "DtoH", CopyKind.D2D: "DtoD"}
+    moved = {
+        f"[CUDA memcpy {labels[CopyKind(k)]}]": copies.take(copies.copy_kind == k) for k in np.unique(copies.copy_kind)
+    }
+    moved |= {"[CUDA memset]": memsets} if len(memsets) else {}
+    assert {k: (int((t.end - t.start).sum()), len(t)) for k, t in moved.items()} == _nsys_stats(
+        path, "gpumemtimesum", "Count", "Operation"
+    )
+    if name != "a100_saxpy_old_schema":  # there nsys counts the rows that carry backtraces once more
+        sums = _nsys_stats(path, "cudaapisum", "Num Calls", "Name")
+        # nsys 2022 cuts version suffixes of four digits only.
+        assert _sums(timeline, calls) == {api_name(called): value for called, value in sums.items()}
+
+
+def _sums(timeline: Timeline, table: GpuOps | ApiCalls) -> dict[str, tuple[int, int]]:
+    """(total ns, rows) by name."""
+    length = table.end - table.start
+    return {
+        timeline.strings[code]: (int(length[table.name == code].sum()), int((table.name == code).sum()))
+        for code in np.unique(table.name)
+    }
+
+
+def _nsys_stats(path: Path, report: str, count: str, name: str) -> dict[str, tuple[int, int]]:
+    command = ["nsys", "stats", "--report", report, "--format", "csv", "--force-export=false", str(path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    lines = said[said.index("Time (%)") :].splitlines()
+    sums: dict[str, tuple[int, int]] = {}
+    for row in csv.DictReader(line for line in lines if line):
+        total, rows = sums.get(row[name], (0, 0))
+        # nsys has a row for each grid; the names are what is summed over here.
+        sums[row[name]] = (total + int(row["Total Time (ns)"]), rows + int(row[count]))
+    return sums

@@ -33,7 +33,11 @@ _API = {
     "tid": Column(("globalTid",), missing=0),
     "correlation": Column(("correlationId",)),
     "name_id": Column(("nameId",), np.int32),
+    "class": Column(("eventClass",), np.int8),
 }
+# ENUM_NSYS_EVENT_CLASS, TRACE_PROCESS_EVENT_CUDABACKTRACE: with --cudabacktrace each call longer than its threshold has a
+# second row around the first, which carries the call chain. Counted too, it doubles the calls (and does in nsys's own sums).
+_BACKTRACE = 67
 _OVERHEAD = {**{k: _API[k] for k in ("start", "end", "tid", "name_id")}, "type": Column(("overheadType",), np.int32)}
 # ENUM_CUPTI_OVERHEAD_TYPE 8, OVERHEAD_COMMAND_BUFFER_FULL: the host waited for room in the launch queue.
 _QUEUE_FULL = "command buffer full"
@@ -198,6 +202,7 @@ def _launches(database: Database, runtime: str | None) -> int:
         if isinstance(text, str) and api_name(text) in _LAUNCHES
     ]
     succeeded = " AND coalesce(returnValue, 0) = 0" if "returnValue" in have else ""
+    succeeded += f" AND coalesce(eventClass, 0) <> {_BACKTRACE}" if "eventClass" in have else ""
     count = 0
     for number in launch_ids:
         count += int(
@@ -227,6 +232,9 @@ def _host_columns(columns: dict[str, Array], keep: Array | None) -> dict[str, Ar
 def _api_calls(
     columns: dict[str, Array], names: Mapping[int, str], strings: Strings, recorded: tuple[int, int] | None
 ) -> tuple[ApiCalls, list[Repair]]:
+    again = columns.pop("class") == _BACKTRACE
+    if again.any():
+        columns = {name: column[~again] for name, column in columns.items()}
     keep, repairs = check_times(
         "API calls", np.asarray(columns["start"], np.int64), np.asarray(columns["end"], np.int64), recorded
     )
