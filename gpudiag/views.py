@@ -21,6 +21,7 @@ MAX_EVENTS = 12_000
 MAX_STREAMS = 12
 MAX_THREADS = 3
 MAX_WORKERS = 8
+WORTH_A_LANE = 0.005  # of the view: below, a further thread is a sliver or two
 RANGE_LEVELS = 3
 OP_LEVELS = 2
 # Text of the names of one view, characters: templates of CUDA libraries run to thousands a name.
@@ -147,7 +148,8 @@ def _threads(timeline: Timeline, process: int | None, start: int, end: int) -> l
         busy = np.bincount(inverse, weights=(mine.end - mine.start).astype(float), minlength=thread.size)
         weight = np.bincount(inverse, minlength=thread.size) if table is timeline.api_calls else busy
         for i in np.lexsort((thread, -weight)):
-            found.setdefault(int(thread[i]))
+            if not found or busy[i] >= WORTH_A_LANE * (end - start):
+                found.setdefault(int(thread[i]))
     return list(found)[:MAX_THREADS]
 
 

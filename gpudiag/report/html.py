@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from gpudiag.diagnosis import STEP_ORDER, AccountInfo, Diagnosis, Finding, Severity
 from gpudiag.report import facts
-from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, run_tables
+from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, missing_groups, run_tables
 from gpudiag.report.palette import ALL_STYLES, part_style
 from gpudiag.report.picture import Picture, in_page_order, pictures, script_data
 from gpudiag.report.step_chart import MAX_BARS, step_chart
@@ -24,6 +24,7 @@ from gpudiag.units import format_ns, format_percent
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_ACCOUNTS = 16
 MAX_CHARTS = 8
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nuµm]?s|min|[kMGT]?B(?:/s)?)(?:\W|$))")  # a number stays with its unit
 STATUS = {"bottleneck": "Bottleneck", "healthy": "Healthy", "cannot_judge": "Cannot judge"}
 GLYPHS = {"bottleneck": "▲", "healthy": "✓", "cannot_judge": "?"}
 SEVERITY_GLYPHS: dict[Severity, str] = {"critical": "▲", "warning": "◆", "info": "●"}
@@ -61,16 +62,7 @@ def render(diagnosis: Diagnosis) -> str:
         findings_lead=_findings_lead(diagnosis),
         kernels=kernels,
         kernels_lead=more_kernels,
-        many_devices=len({(row.rank, row.device) for row in diagnosis.kernels}) > 1,
-        not_judged=[
-            {
-                "missing": clean(missing, 600) or "not recorded",
-                "record_with": clean(record_with, 600),
-                "rules": [clean(rule, 80) for rule in rules],
-                "count": "1 rule" if len(rules) == 1 else f"{len(rules)} rules",
-            }
-            for rules, missing, record_with in facts.grouped(diagnosis.not_judged)
-        ],
+        not_judged=missing_groups(diagnosis),
         tables=run_tables(diagnosis),
         metrics=metric_rows(diagnosis),
         environment=environment_rows(diagnosis),
@@ -89,6 +81,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["clean"] = clean
+    environment.filters["joined"] = lambda text: _UNIT.sub("\u00a0", text)
     return environment
 
 
@@ -100,7 +93,7 @@ def _source(name: str) -> str:
 def account_title(diagnosis: Diagnosis, account: AccountInfo) -> str:
     many = len({a.rank for a in diagnosis.accounts}) > 1
     label = facts.device_label(account.rank, account.device, many)
-    label = label[0].upper() + label[1:]
+    label = _upper(label)
     name = next((d.name for d in diagnosis.devices if (d.rank, d.device) == (account.rank, account.device)), "")
     return f"{label}, {clean(name, 60)}" if name else label
 
@@ -149,10 +142,7 @@ def _per(diagnosis: Diagnosis, finding: Finding) -> str:
 def _accounts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     shown = [
         _account(
-            account_title(diagnosis, account),
-            f"over {account.steps} steady steps, {format_ns(account.total_ns)}"
-            if account.scope == "steps"
-            else f"over the whole recording, {format_ns(account.total_ns)}",
+            *_account_words(diagnosis, account),
             account.parts,
             compact=len(diagnosis.accounts) > 1,
         )
@@ -165,6 +155,20 @@ def _accounts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         if sum(everything.values()):
             shown.insert(0, _account("All devices", about, everything, compact=False))
     return shown
+
+
+def _account_words(diagnosis: Diagnosis, account: AccountInfo) -> tuple[str, str]:
+    """What stands over a bar: alone in full, among others in short."""
+    time = format_ns(account.total_ns)
+    if len(diagnosis.accounts) > 1:
+        many = len({a.rank for a in diagnosis.accounts}) > 1
+        return _upper(facts.device_label(account.rank, account.device, many)), time
+    over = f"over {account.steps} steady steps" if account.scope == "steps" else "over the whole recording"
+    return account_title(diagnosis, account), f"{over}, {time}"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _account(title: str, about: str, parts: dict[str, int], compact: bool) -> dict[str, Any]:
@@ -203,7 +207,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
             state, glyph = ("clear", "✓") if clear else ("blind", "?" if facts.not_judged_of(diagnosis, step) else "–")
         says = facts.step_status(diagnosis, step)
         if mine and not facts.findings_of(diagnosis, step):
-            says = f"{len(mine)} explained by an earlier step"
+            says = f"{len(mine)} explained by another finding"
         path.append(
             {
                 "id": step,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpudiag.diagnosis import Diagnosis, MetricValue
-from gpudiag.report.facts import device_label
+from gpudiag.report.facts import device_label, grouped, merged_kernels
 from gpudiag.report.text import clean, short_kernel
 from gpudiag.units import format_bytes, format_ns, format_percent, format_rate
 
@@ -18,8 +18,8 @@ _WORDS = {"num": "number of", "ns": "", "gpu": "GPU", "cpu": "CPU", "cpus": "CPU
 
 def kernel_rows(diagnosis: Diagnosis) -> tuple[list[dict[str, Any]], str]:
     """The longest kernels, and a sentence that says what is shown."""
-    many_ranks = len({row.rank for row in diagnosis.kernels}) > 1
-    ranked = sorted(diagnosis.kernels, key=lambda row: (-row.total_ns, row.rank, row.device, row.name))
+    devices = len({(row.rank, row.device) for row in diagnosis.kernels})
+    ranked = merged_kernels(diagnosis.kernels)
     shown = ranked[:MAX_KERNELS]
     rows = [
         {
@@ -35,14 +35,26 @@ def kernel_rows(diagnosis: Diagnosis) -> tuple[list[dict[str, Any]], str]:
             "share_raw": row.share,
             "share": format_percent(row.share),
             "width": round(100 * min(max(row.share, 0.0), 1.0), 1),
-            "device": device_label(row.rank, row.device, many_ranks),
         }
         for row in shown
     ]
-    lead = "Share of the kernel time of its device. Open a name to see it in full."
+    of = "the device" if devices == 1 else f"all {devices} devices together"
+    lead = f"Shares are of the kernel time of {of}. Open a name to see it in full."
     if len(ranked) > len(shown):
         lead = f"The {len(shown)} longest of {len(ranked)} kernels. {lead}"
     return rows, lead
+
+
+def missing_groups(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """What could not be judged, by the command that would record it: what is missing, and for which rules."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for rules, missing, record_with in grouped(diagnosis.not_judged):
+        item = {"what": clean(missing, 600) or "not recorded", "rules": [clean(rule, 80) for rule in rules]}
+        groups.setdefault(clean(record_with, 600), []).append(item)
+    return [
+        {"record_with": how, "is_command": how.startswith("gpudiag "), "missing": items}
+        for how, items in groups.items()
+    ]
 
 
 def run_tables(diagnosis: Diagnosis) -> list[dict[str, Any]]:
@@ -64,7 +76,9 @@ def run_tables(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         ]
         for d in diagnosis.devices[:MAX_ROWS]
     ]
-    about = "Over the whole file, from the first GPU operation to the last; the account above is over the steady steps."
+    about = "Over the whole file, from the first GPU operation to the last."
+    if any(account.scope == "steps" for account in diagnosis.accounts):
+        about += " The account above is over the steady steps."
     tables = [
         _table("devices", "Devices", about, columns, devices, set(columns[2:])),
         _dicts("ranks", "Ranks", "One row a rank of the job.", diagnosis.ranks),
@@ -134,7 +148,7 @@ def _dicts(name: str, title: str, lead: str, records: Sequence[Mapping[str, Any]
     rows = [[_value(key, record.get(key)) for key in keys] for record in records[:MAX_ROWS]]
     numeric = {
         _words(key)
-        for key in keys
+        for key in keys[1:]
         if all(isinstance(r.get(key), int | float | None) and not isinstance(r.get(key), bool) for r in records)
     }
     return _table(name, title, lead, [_words(key) for key in keys], rows, numeric)
@@ -156,7 +170,7 @@ def _value(key: str, value: Any) -> str:
             return format_ns(value)
         if key.endswith("_bytes"):
             return format_bytes(value)
-        if key.endswith("share"):
+        if key.endswith(("share", "busy")):
             return format_percent(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     if isinstance(value, str):
