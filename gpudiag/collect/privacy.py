@@ -10,7 +10,7 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,7 @@ _SHAPES = re.compile(
     r"|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|pypi-[\w-]{16,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
+_SHAPE_PREFIXES = ("hf_", "sk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "pypi-", "eyJ")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 # A name that ends like a secret's, then = or : and a value, quoted or not; the length is bounded to keep the search linear.
 _ASSIGNMENT = re.compile(
@@ -82,11 +83,15 @@ _BEARER = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.+/=-]{8,}")
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Replaces what names a person or opens a door. home, user, host: of whoever made the recording; "" = unknown."""
+    """Replaces what names a person or opens a door. home, user, host: of whoever made the recording; "" = unknown.
+
+    secrets: values that are known to be secret, replaced wherever they stand.
+    """
 
     home: str
     user: str
     host: str
+    secrets: tuple[str, ...] = ()
 
     @classmethod
     def of_this_machine(cls) -> Scrubber:
@@ -94,24 +99,31 @@ class Scrubber:
             user = getpass.getuser()
         except (KeyError, OSError):  # a container's uid without a passwd entry
             user = ""
-        return cls(str(Path.home()), user, socket.gethostname())
+        return cls(str(Path.home()), user, socket.gethostname(), secret_values(os.environ))
 
     def text(self, text: str) -> str:
         """Secrets masked, the home folder as `~`, other homes as /home/USER, user and host names replaced."""
-        text = _SHAPES.sub(MASK, text)
-        text = _URL_LOGIN.sub(MASK, text)
         text = _BEARER.sub(rf"\1{MASK}", text)
         text = _ASSIGNMENT.sub(_mask_assignment, text)
-        return self.names(text)
+        return self.trace(text)
 
-    def names(self, text: str) -> str:
-        """Only people and machines, without looking for secrets: for text that has none, such as stack frames."""
-        if self._home:
+    def trace(self, text: str) -> str:
+        """As `text` but for `name=value`, which in kernel names (`token::copy`) and in raw JSON means other things."""
+        # Each pattern is preceded by a search for a plain string, which is 50 times quicker and mostly finds nothing:
+        # traces come in blocks of megabytes.
+        if any(prefix in text for prefix in _SHAPE_PREFIXES):
+            text = _SHAPES.sub(MASK, text)
+        if "://" in text and "@" in text:
+            text = _URL_LOGIN.sub(MASK, text)
+        for secret in self.secrets:
+            text = text.replace(secret, MASK)
+        if self._home and self.home.rstrip("/") in text:
             text = self._home.sub("~", text)
-        text = _OTHER_HOMES.sub(rf"\1{USER}", text)
-        if self._user:
+        if "/home/" in text or "/Users/" in text or "Users\\" in text:
+            text = _OTHER_HOMES.sub(rf"\1{USER}", text)
+        if self._user and self.user in text:
             text = self._user.sub(USER, text)
-        if self._host:
+        if self._host and self.host in text:
             text = self._host.sub(HOST, text)
         return text
 
@@ -145,9 +157,12 @@ class Scrubber:
 
     @cached_property
     def _host(self) -> re.Pattern[str] | None:
+        host = re.escape(self.host)
         if len(self.host) < 3 or self.host == "localhost":
             return None
-        return re.compile(rf"(?<![\w-]){re.escape(self.host)}(?![\w-])")
+        if not re.search(r"[\d.-]", self.host) and len(self.host) < 8:
+            return re.compile(rf"(?<=@){host}(?![\w-])")  # a machine called `gpu` must not spoil every name with gpu
+        return re.compile(rf"(?<![A-Za-z0-9-]){host}(?![A-Za-z0-9-])")  # trace files are called HOST_pid.time
 
 
 _OTHER_HOMES = re.compile(r"((?:/home|/Users|[A-Z]:\\Users)[/\\])(?!USER\b)[^/\\\s:'\"]+")
@@ -163,6 +178,13 @@ def is_secret_name(name: str) -> bool:
     if last == "token" and before & _MODEL_TOKENS:
         return False
     return last in _SECRET_WORDS or (last == "key" and bool(before & _KEY_KINDS))
+
+
+def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of variables with a secret's name, longest first; short ones (`1`, `true`) are left, they are words."""
+    return tuple(
+        sorted({v for k, v in variables.items() if len(v) >= 8 and is_secret_name(k)}, key=lambda v: (-len(v), v))
+    )
 
 
 def _mask_assignment(match: re.Match[str]) -> str:
