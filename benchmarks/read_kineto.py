@@ -17,33 +17,36 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 BARE = "bare msgspec decode"
 READ = "gpudiag.read_kineto"
 
 
+class Args(msgspec.Struct, gc=False):
+    device: int | None = None
+    stream: int | str | None = None
+    correlation: int | None = None
+    bytes: int | str | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: Args | None = None
+
+
+class Trace(msgspec.Struct):
+    traceEvents: list[Event]  # noqa: N815
+
+
 def bare(path: Path) -> int:
     """Decode the whole file at once into structs with the fields that an analysis needs; the number of events."""
-    import msgspec
-
-    class Args(msgspec.Struct, gc=False):
-        device: int | None = None
-        stream: int | str | None = None
-        correlation: int | None = None
-        bytes: int | str | None = None
-
-    class Event(msgspec.Struct, gc=False):
-        ph: str = ""
-        cat: str = ""
-        name: str = ""
-        pid: int | str = 0
-        tid: int | str = 0
-        ts: float = 0.0
-        dur: float = 0.0
-        args: Args | None = None
-
-    class Trace(msgspec.Struct):
-        traceEvents: list[Event]  # noqa: N815
-
     return len(msgspec.json.Decoder(Trace).decode(path.read_bytes()).traceEvents)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 
@@ -30,7 +29,7 @@ _LAST_EVENT = re.compile(rb'\}\s*(?=\]\s*(?:,\s*"|\}\s*\Z|\Z))')
 
 
 class Source:
-    """The plain bytes of a file, in blocks of about PIECE, whether it was gzipped or not.
+    """The plain bytes of a file, in blocks of at most PIECE, whether it was gzipped or not.
 
     done, total: bytes of the file read so far, and its size. cut: why the bytes ended before their end, or None.
     """
@@ -42,16 +41,6 @@ class Source:
         self.cut: str | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        """Blocks, read and decompressed one ahead in a thread (zlib and read release the interpreter lock)."""
-        blocks = self.blocks()
-        with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(next, blocks, None)
-            while (block := coming.result()) is not None:
-                coming = reader.submit(next, blocks, None)
-                yield block
-
-    def blocks(self) -> Iterator[bytes]:
-        """Blocks one by one, without a thread."""
         with self.path.open("rb") as file:
             head = file.read(2)
             file.seek(0)

@@ -31,12 +31,16 @@ def exact_ns(numbers: Sequence[msgspec.Raw]) -> Int64:
     starts = np.concatenate([[0], ends[:-1] + 1])
     longest = int((ends - starts).max())
     dots = np.flatnonzero(codes == _DOT)
-    if not dots.size and longest <= 15:
-        return np.fromstring(text, np.int64, sep=",") * 1000
-    # Kineto writes every time with three decimals: without its dot it is the number of nanoseconds.
-    if longest <= 19 and dots.size == count and np.array_equal(dots + 4, ends):
-        return np.fromstring(text.replace(b".", b""), np.int64, sep=",")
-    return _mixed(numbers, codes, starts, ends, dots)
+    if not dots.size and longest <= 16:
+        ns = np.fromstring(text, np.int64, sep=",") * 1000
+    elif longest <= 20 and dots.size == count and np.array_equal(dots + 4, ends):
+        # Kineto writes every time with three decimals: without its dot it is the number of nanoseconds. Numbers too large for
+        # int64 come out as its largest.
+        ns = np.fromstring(text.replace(b".", b""), np.int64, sep=",")
+    else:
+        ns = _mixed(numbers, codes, starts, ends, dots)
+    ns[np.abs(ns) >= _LARGEST] = INVALID
+    return ns
 
 
 def _mixed(
@@ -45,14 +49,16 @@ def _mixed(
     """Numbers with any number of decimals: a trace written again by another program drops trailing zeros."""
     point = ends.copy()
     point[np.searchsorted(ends, dots)] = dots
-    lengths = np.diff(np.append(starts, codes.size))
-    distance = np.repeat(point, lengths) - np.arange(codes.size)
+    distance = np.repeat(point, np.diff(np.append(starts, codes.size))) - np.arange(codes.size)
     power = np.where(distance > 0, distance + 2, distance + 3)
     digit = codes.astype(np.int64) - _ZERO
     digit[(digit < 0) | (digit > 9)] = 0
     value = np.add.reduceat(digit * _POWERS[np.clip(power, 0, 18)], starts)
     value[codes[starts] == _MINUS] *= -1
-    for row in map(int, np.flatnonzero((ends - point > 4) | (point - starts > 15))):
+    whole = point - starts
+    # 16 digits of microseconds fit int64 as nanoseconds up to 9223372036854775, which is the year 2262.
+    wide = (whole > 16) | ((whole == 16) & (codes[starts] >= _ZERO + 9))
+    for row in map(int, np.flatnonzero((ends - point > 4) | wide)):
         value[row] = _one(numbers[row])
     return value
 

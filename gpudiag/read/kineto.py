@@ -34,7 +34,7 @@ def sniff_json(path: Path) -> Literal["kineto", "diagnosis", "other"]:
     Raises OSError.
     """
     head = bytearray()
-    for block in Source(path).blocks():
+    for block in Source(path):
         before = len(head)
         events = find_events(head, block)
         if events == NO_JSON:
