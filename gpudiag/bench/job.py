@@ -20,7 +20,7 @@ from gpudiag.errors import GpudiagError
 
 
 class Job(msgspec.Struct, frozen=True):
-    """task: mode | peaks | cpu | onnx | instance | sweep. parts: of a mode job, what to measure. cores: pins an instance."""
+    """task: mode | peaks | cpu | instance | sweep. parts: of a mode or cpu job, what to measure. cores: pins an instance."""
 
     task: str
     model: str

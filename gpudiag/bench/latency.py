@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpudiag.bench.result import Percentile
+from gpudiag.bench.result import Latency, MeasuringRules, Percentile, RoundLoad
+from gpudiag.bench.stability import summarise
 
 
 def percentile(samples: Sequence[int], q: float) -> Percentile:
@@ -28,6 +29,16 @@ def percentile(samples: Sequence[int], q: float) -> Percentile:
         enough=high is not None,
         samples_needed=samples_needed(q),
     )
+
+
+def latency_of(
+    samples: Sequence[Sequence[int]], loads: Sequence[RoundLoad], batch: int, rules: MeasuringRules, cores: int
+) -> Latency:
+    """samples: ns, a list a round. Stability is judged by the rounds' p50; the percentiles are of all samples together."""
+    medians = [float(percentile(each, 0.5).ns) for each in samples]
+    everything = [ns for each in samples for ns in each]
+    rounds = summarise(medians, "ns", rules.unstable_over, loads, cores)
+    return Latency(batch, len(everything), percentile(everything, 0.5), percentile(everything, 0.99), rounds)
 
 
 def rank(n: int, q: float) -> int:

@@ -12,7 +12,7 @@ from gpudiag.bench.data import batches, describe
 from gpudiag.bench.device import is_out_of_memory, open_device, usable_threads
 from gpudiag.bench.flops import count_model, counting
 from gpudiag.bench.job import Answer, Job, Message, first_line
-from gpudiag.bench.latency import percentile
+from gpudiag.bench.latency import latency_of
 from gpudiag.bench.loop import Device, Loop, NoWatch, Watch
 from gpudiag.bench.models import ModelSpec, build_model, call, loss_of, move, sample
 from gpudiag.bench.power import PowerWatch, open_nvml, summarise_power
@@ -25,7 +25,6 @@ from gpudiag.bench.result import (
     SweepPoint,
     Training,
 )
-from gpudiag.bench.stability import summarise
 from gpudiag.bench.sweep import odd_of, point_of, run_sweep
 
 Doing = Callable[[str], None]
@@ -142,10 +141,7 @@ def make_optimizer(rules: MeasuringRules, parameters: Any) -> Any:
 
 def measure_latency(loop: Loop, step: Callable[[], Any], batch: int, rules: MeasuringRules) -> Latency:
     samples, loads = loop.latencies(step, rules.latency_iterations)
-    medians = [float(percentile(each, 0.5).ns) for each in samples]
-    everything = [ns for each in samples for ns in each]
-    rounds = summarise(medians, "ns", rules.unstable_over, loads, loop.cores)
-    return Latency(batch, len(everything), percentile(everything, 0.5), percentile(everything, 0.99), rounds)
+    return latency_of(samples, loads, batch, rules, loop.cores)
 
 
 def measure_training(loop: Loop, step: TrainingStep, rules: MeasuringRules) -> Training:
@@ -304,28 +300,29 @@ def peaks_job(job: Job, doing: Doing, _point: OnPoint) -> Answer:
 
 
 def cpu_job(job: Job, doing: Doing, _point: OnPoint) -> Answer:
-    """PyTorch on one thread and on all: inference at `batch`, latency at 1."""
+    """The CPU baseline of one model, as far as one process can measure it; job.parts: of `one thread`, `all threads`, `onnx`,
+    `onnx latency`. Inference at `batch`, latency at 1. An ONNX part that fails leaves torch's numbers standing."""
     import torch
 
     loop = make_loop(job.rules, open_device("cpu"), NoWatch())
     model = settled_model(job).eval()
     runs: list[CpuRun] = []
     for kind, threads in (("one thread", 1), ("all threads", job.threads)):
-        if kind == "all threads" and threads == 1:
+        if kind not in job.parts:
             continue
         doing(f"torch, {threads} thread(s)")
         torch.set_num_threads(threads)
         rate = loop.throughput(inference_step(job, model), job.batch, job.rules.inference_iterations)
         latency = measure_latency(loop, inference_step(at_batch(job, 1), model), 1, job.rules)
         runs.append(CpuRun(kind, "torch", job.batch, threads, 1, rate, latency))
-    return Answer(cpu=tuple(runs))
-
-
-def onnx_job(job: Job, doing: Doing, _point: OnPoint) -> Answer:
-    loop = make_loop(job.rules, open_device("cpu"), NoWatch())
-    model = settled_model(job).eval()
-    check, runs, failed = onnx_cpu.measure(model, spec_of(job), job.rules, loop, job.threads, job.batch, doing)
-    return Answer(onnx=check, cpu=runs, failed=failed)
+    if "onnx" not in job.parts:
+        return Answer(cpu=tuple(runs))
+    torch.set_num_threads(job.threads)
+    with_latency = "onnx latency" in job.parts
+    check, more, failed = onnx_cpu.measure(
+        model, spec_of(job), job.rules, loop, job.threads, job.batch, with_latency, doing
+    )
+    return Answer(cpu=(*runs, *more), onnx=check, failed=failed)
 
 
 def sweep_job(job: Job, doing: Doing, on_point: OnPoint) -> Answer:
@@ -366,6 +363,5 @@ TASKS: dict[str, Callable[[Job, Doing, OnPoint], Answer]] = {
     "mode": mode_job,
     "peaks": peaks_job,
     "cpu": cpu_job,
-    "onnx": onnx_job,
     "sweep": sweep_job,
 }

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpudiag.bench.latency import percentile
+from gpudiag.bench.latency import latency_of
 from gpudiag.bench.loop import Loop
 from gpudiag.bench.models import ModelSpec, call, sample
-from gpudiag.bench.result import CpuRun, Latency, MeasuringRules, OnnxCheck
-from gpudiag.bench.stability import summarise
+from gpudiag.bench.result import CpuRun, MeasuringRules, OnnxCheck
 
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 INSTALL = "pip install 'gpudiag[onnx]'"
@@ -51,9 +50,10 @@ def measure(
     loop: Loop,
     threads: int,
     batch: int,
+    with_latency: bool,
     doing: Callable[[str], None],
 ) -> tuple[OnnxCheck | None, tuple[CpuRun, ...], dict[str, str]]:
-    """(check, runs, failed). Rates at `batch`, latency at 1, on one thread and on all. A model that cannot be exported is a
+    """(check, runs, failed). Rates at `batch`, latency at 1 (another export) if asked, on one thread and on all. A model that cannot be exported is a
     finding, not an error; one whose output does not agree is measured and marked."""
     import onnxruntime
     import torch
@@ -64,7 +64,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="gpudiag-onnx-") as folder:
         files: dict[int, Path] = {}
         feeds: dict[int, dict[str, Any]] = {}
-        for size in sorted({1, batch}):
+        for size in sorted({1, batch} if with_latency else {batch}):
             doing(f"ONNX export, batch {size}")
             inputs = sample(spec, size, rules.seed)[0]
             if isinstance(inputs, dict):
@@ -88,12 +88,11 @@ def measure(
             doing(f"onnxruntime, {count} thread(s)")
             session = open_session(files[batch], count)
             rate = loop.throughput(lambda s=session: s.run(None, feeds[batch]), batch, rules.inference_iterations)  # type: ignore[misc]
-            single = open_session(files[1], count)
-            samples, loads = loop.latencies(lambda s=single: s.run(None, feeds[1]), rules.latency_iterations)  # type: ignore[misc]
-            everything = [ns for each in samples for ns in each]
-            medians = [float(percentile(each, 0.5).ns) for each in samples]
-            rounds = summarise(medians, "ns", rules.unstable_over, loads, loop.cores)
-            latency = Latency(1, len(everything), percentile(everything, 0.5), percentile(everything, 0.99), rounds)
+            latency = None
+            if with_latency:
+                single = open_session(files[1], count)
+                samples, loads = loop.latencies(lambda s=single: s.run(None, feeds[1]), rules.latency_iterations)  # type: ignore[misc]
+                latency = latency_of(samples, loads, 1, rules, loop.cores)
             note = "" if check is not None and check.agrees else "its output does not agree with torch's"
             runs.append(CpuRun(kind, "onnxruntime", batch, count, 1, rate, latency, note))
     return check, tuple(runs), {}

@@ -15,7 +15,7 @@ from gpudiag.bench import onnx_cpu
 from gpudiag.bench.cpu import run_instances, speed_ups
 from gpudiag.bench.device import choose_device, usable_threads
 from gpudiag.bench.job import Answer, Job, JobError, run_job
-from gpudiag.bench.machine import describe_machine
+from gpudiag.bench.machine import cpu_name, describe_machine
 from gpudiag.bench.measure import ALL_PARTS
 from gpudiag.bench.models import ModelSpec
 from gpudiag.bench.result import (
@@ -156,7 +156,7 @@ def _model(
             runs.append(answer.mode)
         if answer.roofline is not None:
             rooflines.append(answer.roofline)
-    baseline = _cpu_baseline(plan_, spec, threads, say) if plan_.cpu else None
+    baseline = _cpu_baseline(plan_, spec, threads, runs, say) if plan_.cpu else None
     sweeps = tuple(_sweep(plan_, spec, device, threads, mode, say) for mode in plan_.modes if plan_.sweep)
     speedups: list[SpeedUp] = []
     if device != "cpu" and baseline is not None:
@@ -186,38 +186,51 @@ def _weights(spec: ModelSpec) -> str:
     return spec.weights
 
 
-def _cpu_baseline(plan_: Plan, spec: ModelSpec, threads: int, say: Doing) -> CpuBaseline:
-    from gpudiag.bench.machine import cpu_name
-
+def _cpu_baseline(
+    plan_: Plan, spec: ModelSpec, threads: int, measured: Sequence[ModeResult], say: Doing
+) -> CpuBaseline:
+    """measured: the modes' results; where they are the CPU's, eager at this batch is the run on all threads, measured already."""
     batch = plan_.rules.batch
     runs: list[CpuRun] = []
     check = None
     missing: dict[str, str] = {}
-    try:
-        runs += run_job(_job(plan_, spec, "cpu", "cpu", threads), say).cpu
-    except JobError as error:
-        missing["torch"] = error.message
-    if plan_.instances and threads > 1:
-        try:
-            runs.append(run_instances(_job(plan_, spec, "instance", "cpu", 1, batch=batch), threads, say))
-        except JobError as error:
-            missing["instances"] = error.message
-    elif threads == 1:
-        missing["instances"] = "one usable core: several pinned instances have no room"
+    known = _as_cpu_run(measured, batch, threads)
+    parts = ["one thread"]
+    if known is not None:
+        runs.append(known)
+    elif threads > 1:
+        parts.append("all threads")
     absent = onnx_cpu.missing()
     if not plan_.onnx:
         missing["onnxruntime"] = "switched off (--no-onnx)"
     elif absent:
         missing["onnxruntime"] = absent
     else:
+        parts += ["onnx"] if plan_.quick else ["onnx", "onnx latency"]
+    try:
+        answer = run_job(_job(plan_, spec, "cpu", "cpu", threads, parts=tuple(parts)), say)
+        runs += answer.cpu
+        check = answer.onnx
+        missing.update(answer.failed)
+    except JobError as error:
+        missing["baseline"] = error.message
+    if threads == 1:
+        missing["instances"] = "one usable core: several pinned instances have no room"
+    elif plan_.instances:
         try:
-            answer = run_job(_job(plan_, spec, "onnx", "cpu", threads), say)
-            runs += answer.cpu
-            check = answer.onnx
-            missing.update(answer.failed)
+            runs.append(run_instances(_job(plan_, spec, "instance", "cpu", 1, batch=batch), threads, say))
         except JobError as error:
-            missing["onnxruntime"] = error.message
+            missing["instances"] = error.message
     return CpuBaseline(cpu_name(), threads, tuple(runs), check, missing)
+
+
+def _as_cpu_run(measured: Sequence[ModeResult], batch: int, threads: int) -> CpuRun | None:
+    for run in measured:
+        if run.device == "cpu" and run.mode == "eager" and run.threads == threads and threads > 1:
+            for rate in run.inference:
+                if rate.batch == batch and rate.images_per_s is not None:
+                    return CpuRun("all threads", "torch", batch, threads, 1, rate.images_per_s, run.latency)
+    return None
 
 
 def _sweep(plan_: Plan, spec: ModelSpec, device: str, threads: int, mode: Mode, say: Doing) -> Sweep:

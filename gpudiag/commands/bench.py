@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gpudiag.bench.models import BUILT_IN, ModelSpec, check_spec
 from gpudiag.bench.result import MODES, QUICK, BenchResult, MeasuringRules, Mode, read_result, to_json
 from gpudiag.commands._common import example, no_color_option, progress, wants_colour, write_output
 from gpudiag.errors import GpudiagError
@@ -93,7 +94,7 @@ UNFAIR = 3  # a check that failed is a gate that failed (DESIGN 7)
 @click.option("--html", metavar="FILE", help="One self-contained page.")
 @no_color_option
 @click.pass_context
-def bench(ctx: click.Context, **options: object) -> None:
+def bench(ctx: click.Context, /, **options: object) -> None:
     """Measure training throughput, latency, memory, power and stability of models on this machine, and their CPU baseline.
 
     Weights are random and nothing is downloaded: speed is measured, not accuracy. Without a GPU everything that a CPU can do
@@ -188,9 +189,7 @@ def _require_torch() -> None:
         raise GpudiagError(f"bench needs {' and '.join(absent)}", "pip install 'gpudiag[torch]'")
 
 
-def _models(options: dict[str, object]) -> list[object]:
-    from gpudiag.bench.models import BUILT_IN, check_spec
-
+def _models(options: dict[str, object]) -> list[ModelSpec]:
     shape = _numbers(options["input_shape"], "--input-shape") if options["input_shape"] else None
     own, named = options["own"], options["models"]
     if own:
