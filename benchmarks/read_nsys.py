@@ -62,7 +62,7 @@ def main() -> None:
         began = time.perf_counter()
         rows = {"bare": bare, "reader": reader}[options.only](options.file)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(time.perf_counter() - began, peak, rows)
+        print(time.perf_counter() - began, time.process_time(), peak, rows)
         return
     seconds = {}
     for way in ("bare", "reader"):
@@ -71,8 +71,9 @@ def main() -> None:
             command = [sys.executable, __file__, str(options.file), "--only", way]
             runs.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
         seconds[way] = min(float(run[0]) for run in runs)
-        peak = max(int(run[1]) for run in runs) / 2**20
-        print(f"{way:8} {seconds[way]:6.2f} s  {peak:5.2f} GiB peak  {int(runs[0][2]):,} rows")
+        cpu = min(float(run[1]) for run in runs)
+        peak = max(int(run[2]) for run in runs) / 2**20
+        print(f"{way:8} {seconds[way]:6.2f} s  {cpu:6.2f} s of CPU  {peak:5.2f} GiB peak  {int(runs[0][3]):,} rows")
     print(f"reader / bare = {seconds['reader'] / seconds['bare']:.2f}")
 
 
