@@ -168,13 +168,12 @@ def rank_gpus(
     )
     columns = ("GPU", "index", f"{dtype} GFLOPS", "from", "price", "price of", "TDP W")
     tables = [Table(f"By index: use {use:.0%}, electricity {electricity:g} a kWh", columns, body, note)] if body else []
-    named = set(names) or not ranked
-    without_price = [row for row in rest if row.reason == "no price given"]
-    listed = rest if named else [row for row in rest if row not in without_price]
-    if listed:
-        tables.append(Table("Not ranked", ("GPU", "why"), tuple((row.gpu.name, row.reason) for row in listed)))
-    if not named and without_price:
-        tables.append(Table("Not ranked", ("GPUs", "why"), ((f"{len(without_price)} others", "no price given"),)))
+    listed = [row for row in rest if names or row.price is not None]
+    why = tuple((row.gpu.name, row.reason) for row in listed)
+    if len(rest) > len(listed):
+        why += ((f"{len(rest) - len(listed)} other GPUs", "no price given"),)
+    if why:
+        tables.append(Table("Not ranked", ("GPU", "why"), why))
     _show(tables)
 
 
