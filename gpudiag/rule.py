@@ -71,14 +71,14 @@ class RuleFix:
 
 @dataclass(frozen=True)
 class RuleExample:
-    """Metric values and what the rule must say of them. severity: checked when given. place: index in the file."""
+    """Metric values and what the rule must say of them. severity: checked when given. number: of the [[example]], from 0."""
 
     name: str
     outcome: Outcome
     metrics: dict[str, Metric]
     texts: dict[str, str]
     severity: Severity | None
-    place: int
+    number: int
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -124,7 +125,7 @@ def read_rule(path: Path) -> tuple[Rule | None, list[RuleProblem]]:
     except UnicodeDecodeError:
         return None, [RuleProblem(path, 0, 0, "is not UTF-8")]
     except tomllib.TOMLDecodeError as error:
-        line, column = _toml_place(str(error))
+        line, column = _toml_place(str(error), text)
         return None, [RuleProblem(path, line, column, f"not TOML: {error}")]
     except RecursionError:
         return None, [RuleProblem(path, 0, 0, "not TOML that can be read: nested too deeply")]
@@ -133,10 +134,10 @@ def read_rule(path: Path) -> tuple[Rule | None, list[RuleProblem]]:
     return (None if checker.problems else rule), checker.problems
 
 
-def _toml_place(message: str) -> tuple[int, int]:
-    """tomllib says `... (at line 3, column 5)`."""
-    numbers = [int(word.strip("),")) for word in message.split() if word.strip("),").isdigit()]
-    return (numbers[-2], numbers[-1]) if len(numbers) >= 2 else (0, 0)
+def _toml_place(message: str, text: str) -> tuple[int, int]:
+    """tomllib says `... (at line 3, column 5)` or `... (at end of document)`."""
+    found = re.search(r"at line (\d+), column (\d+)", message)
+    return (int(found[1]), int(found[2])) if found else toml_places.line_and_column(text, len(text))
 
 
 def _rule(c: _Checker) -> Rule | None:
@@ -232,8 +233,8 @@ def _severity(c: _Checker) -> SeverityBands:
 
 def _estimate(c: _Checker) -> tuple[str, str]:
     table = c.table.get("estimate", {})
-    if not isinstance(table, dict) or (table and len(table) != 1):
-        c.problem(("estimate",), 'must be {edit = "NAME"} or {none = "why there is no estimate"}')
+    if not isinstance(table, dict) or ("estimate" in c.table and len(table) != 1):
+        c.problem(("estimate",), 'must be exactly one of {edit = "NAME"} and {none = "why there is no estimate"}')
         return "", ""
     c.known(table, _TABLES["estimate"], ("estimate",))
     edit = c.string(table, ("estimate", "edit"), required="edit" in table)
@@ -280,7 +281,7 @@ def _examples(c: _Checker) -> tuple[RuleExample, ...]:
                 metrics={name: metric for name, metric in metrics.items() if metric},
                 texts={str(k): str(v) for k, v in texts.items()},
                 severity=c.choice(c.string(item, (*place, "severity")), (*place, "severity"), get_args(Severity), None),
-                place=c.index(place),
+                number=i,
             )
         )
     outcomes = {example.outcome for example in examples}

@@ -11,7 +11,7 @@ from gpudiag.expr import did_you_mean
 from gpudiag.judge import Claim, Grant, Judgement, cap_bounds, judge, merge, sort_findings
 from gpudiag.rule import Rule, RuleProblem
 from gpudiag.rulefile import read_rule
-from gpudiag.toml_places import line_and_column
+from gpudiag.toml_places import line_and_column, places
 
 __all__ = [
     "Claim", "Grant", "Judgement", "Rule", "RuleProblem", "RuleSet", "builtin_dir", "cap_bounds", "check_rules", "judge",
@@ -119,6 +119,6 @@ def example_problems(rule: Rule) -> list[RuleProblem]:
         elif outcome == "fired" and not result.findings[0].fixes:
             wrong = "leaves no fix that fits"
         if wrong:
-            line, column = line_and_column(text, example.place)
+            line, column = line_and_column(text, places(text)[("example", example.number)])
             problems.append(RuleProblem(rule.path, line, column, f"example {example.name!r} {wrong}"))
     return problems
