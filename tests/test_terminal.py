@@ -220,6 +220,12 @@ def test_rules_that_miss_metrics_for_one_reason_are_one_entry() -> None:
     assert "  gpudiag profile SCRIPT: exposed_copy, gpu_idle (no GPU work was recorded)\n" in text
 
 
+def test_many_rules_that_one_command_would_judge_are_counted() -> None:
+    blind = tuple(NotJudged(f"rule_number_{i}", f"reason {i}", "gpudiag profile SCRIPT") for i in range(12))
+    text = render(sample_diagnosis.bottleneck(not_judged=blind))
+    assert "  gpudiag profile SCRIPT: 12 rules (rule_number_0, rule_number_1, …\n" in text
+
+
 def test_the_next_command_names_what_the_user_named() -> None:
     text = render(sample_diagnosis.eight_ranks(), inputs=["my ranks", "b.gz"])
     assert "gpudiag analyze 'my ranks' b.gz --html report.html" in text

@@ -243,12 +243,15 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
     page.add()
     count = len(diagnosis.not_judged)
     page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
-    lines = 2 if diagnosis.verdict.status == "cannot_judge" else 1
     for how in list(dict.fromkeys(how for _, _, how in groups))[:_MOST_NOT_JUDGED]:
         rules = [rule for names, _, by in groups if by == how for rule in names]
         reasons = "; ".join(dict.fromkeys(missing for _, missing, by in groups if by == how))
-        names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
-        page.prose(f"{how.rstrip('.')}: {names} ({reasons})" if how else f"{names} ({reasons})", 2, hang=4, lines=lines)
+        start = f"{how.rstrip('.')}: " if how else ""
+        if len(rules) <= 2 or diagnosis.verdict.status == "cannot_judge":
+            names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
+            page.prose(f"{start}{names} ({reasons})", 2, hang=4, lines=2)
+        else:
+            page.prose(f"{start}{len(rules)} rules ({', '.join(rules)})", 2, hang=4, lines=1)
 
 
 def _warnings(page: Page, warnings: Sequence[str]) -> None:
