@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 
@@ -239,3 +241,27 @@ def test_every_table_is_sorted(traces: Path) -> None:
         assert table is not None and len(table)
         later = table.start[1:] > table.start[:-1]
         assert (later | ((table.start[1:] == table.start[:-1]) & (table.end[1:] >= table.end[:-1]))).all()
+
+
+@pytest.mark.live
+def test_a_trace_of_the_installed_torch_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, record_function
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
+    for i in range(3):
+        with record_function(f"gpudiag::step#{i}"):
+            torch.randn(8, 16) @ torch.randn(16, 4)
+prof.export_chrome_trace(sys.argv[1])
+"""
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "t.json.gz")], check=True, capture_output=True
+    )
+    timeline = read_kineto(tmp_path / "t.json.gz")
+    ranges, operators = timeline.ranges, timeline.cpu_ops
+    assert ranges is not None and operators is not None
+    assert sorted(ranges.index.tolist()) == [0, 1, 2]
+    products = [row for row, code in enumerate(operators.name) if timeline.strings[code] == "aten::mm"]
+    assert [timeline.strings[operators.shapes[row]] for row in products] == ["[[8, 16], [16, 4]]"] * 3
+    assert timeline.repairs == () and timeline.recorded is not None and timeline.time_base_ns is not None

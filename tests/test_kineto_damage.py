@@ -88,7 +88,7 @@ def test_an_event_without_a_usable_time_is_left_out_and_counted(tmp_path: Path) 
         trace.raw(f'{{"ph": "X", "cat": "kernel", "name": "bad", "pid": 0, "tid": 7, "ts": {ts}, "dur": {dur}}}')
     timeline = _read(tmp_path, trace.text())
     assert len(_kernels(timeline)) == 20
-    assert _repairs(timeline)["events without a time (ts and dur 0)"] == 1
+    assert _repairs(timeline)["events without a time (ts 0)"] == 1
     assert _repairs(timeline)["events whose time or length is no number"] == 5
 
 
@@ -149,6 +149,23 @@ def test_a_gzip_cut_or_damaged_gives_its_events_up_to_there(tmp_path: Path) -> N
     middle = len(packed) // 2
     hurt = _read(tmp_path, packed[:middle] + b"\xff" * 64 + packed[middle + 64 :])
     assert any("damaged" in text for text in hurt.warnings)
+
+
+def test_a_gzip_that_unpacks_a_thousandfold_is_read_to_its_end(tmp_path: Path) -> None:
+    text = _trace().text().replace("\n  {", " " * 400_000 + "\n  {")
+    timeline = _read(tmp_path, gzip.compress(text.encode()))
+    assert len(_kernels(timeline)) == 20
+    assert timeline.warnings == () and timeline.repairs == ()
+
+
+def test_a_time_from_before_the_base_is_no_time(tmp_path: Path) -> None:
+    """Kineto writes such times as 0; taken as recorded, they would stretch the span by days."""
+    trace = KinetoTrace().kernel("early", 0, 5_000)
+    for i in range(3):
+        trace.kernel("k", 4_458_676_522_690_655 + 10_000 * i, 1000)
+    timeline = _read(tmp_path, trace.text())
+    assert _kernels(timeline) == ["k"] * 3
+    assert _repairs(timeline) == {"events without a time (ts 0)": 1}
 
 
 def test_what_a_file_is_does_not_depend_on_its_name(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ TABLES = {
     "Overhead": "overhead",
 }
 GPU_TABLES = ("kernel", "memcpy", "memset")
-NO_TIME = "events without a time (ts and dur 0)"
+NO_TIME = "events without a time (ts 0)"
 BAD_TIME = "events whose time or length is no number"
 NEGATIVE = "events of negative length, taken as 0"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from gpudiag.errors import GpudiagError
 from gpudiag.intervals import Int64
-from gpudiag.read._kineto_columns import GPU_TABLES, TABLES, Codes, Columns
+from gpudiag.read._kineto_columns import GPU_TABLES, NO_TIME, TABLES, Codes, Columns
 from gpudiag.read._kineto_meta import Meta, describe, devices, host
 from gpudiag.read.names import api_name, is_communication
 from gpudiag.timeline import (
@@ -58,8 +59,8 @@ _MEMORIES = {
 _KINDS = {"kernel": Kind.KERNEL, "memcpy": Kind.MEMCPY, "memset": Kind.MEMSET}
 # Categories of accelerators whose rows no rule speaks about.
 _OTHER_ACCELERATOR = re.compile(r"(?:mtia|glow|hpu|xpu|privateuse1)_")
+_HOUR = 3600 * 10**9  # ns
 _ABSOLUTE = 10**18  # ns: 2001; a time after that is a wall clock, a smaller one is relative to something
-_STACKS = "recorded with Python stacks, which lengthen the host's time between launches"
 
 
 def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], damage: Sequence[str]) -> Timeline:
@@ -81,6 +82,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         for table, parts in columns.parts.items()
     }
     columns.parts.clear()
+    _drop_clamped(tables, columns.repairs)
     _move_user_scopes(tables, names)
     api = _api_calls(tables.pop("api", None), names)
     gpu = _gpu_ops({t: tables.pop(t) for t in GPU_TABLES if t in tables}, names, api)
@@ -97,7 +99,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         ranges = ranges if ranges is not None else _empty(Ranges)
     recorder, schema = describe(meta, categories)
     distributed = meta.distributed
-    first = columns.window[0] if columns.window else 0
+    window = (min(columns.window), max(columns.window)) if columns.window else (0, 0)
     return Timeline(
         source=Source("kineto", str(path), recorder, schema),
         strings=tuple(names.texts),
@@ -113,12 +115,24 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         world_size=(distributed and distributed.world_size) or 1,
         backend=distributed.backend if distributed else None,
         time_base_ns=meta.base_ns if meta.base_ns is not None else (0 if _is_absolute(gpu, api, cpu, ranges) else None),
-        recorded=(min(columns.window), max(columns.window)) if first else None,
+        recorded=window if window[0] < window[1] else None,
         with_stack=bool(meta.with_stack) or python is not None or columns.call_stacks,
         repairs=tuple(Repair(what, count, columns.seen.total()) for what, count in columns.repairs.items() if count),
         diagnostics=tuple(diagnostics),
         warnings=(*damage, *_warnings(gpu, others)),
     )
+
+
+def _drop_clamped(tables: dict[str, _Columns], repairs: Counter[str]) -> None:
+    """Leave out rows at time 0 where everything else lies over an hour later: Kineto writes a time before its base as 0."""
+    starts = [t["start"][t["start"] > 0] for t in tables.values()]
+    if min((int(s.min()) for s in starts if s.size), default=0) < _HOUR:
+        return
+    for table, columns in tables.items():
+        keep = columns["start"] > 0
+        if not keep.all():
+            repairs[NO_TIME] += int((~keep).sum())
+            tables[table] = {name: values[keep] for name, values in columns.items()}
 
 
 def _warnings(gpu: GpuOps | None, others: Sequence[str]) -> list[str]:
