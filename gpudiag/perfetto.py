@@ -255,11 +255,15 @@ def _thread(tables: list[tuple[str, HostTable]], names: _JsonNames, clock: _Cloc
     end = np.concatenate([table.end for _, table in tables])
     name = np.concatenate([table.name for _, table in tables])
     kind = np.repeat(np.arange(len(tables)), [len(table) for _, table in tables])
+    correlation = np.concatenate(
+        [t.correlation if isinstance(t, ApiCalls) else np.full(len(t), -1, np.int64) for _, t in tables]
+    )
     order = np.lexsort((kind, -end, start))
     starts, ends = start[order].tolist(), end[order].tolist()
-    rows = zip(starts, ends, name[order].tolist(), kind[order].tolist(), track.place(starts, ends), strict=True)
-    for begin, until, code, table, tid in rows:
-        yield _slice(names[code], tables[table][0], track.pid, tid, clock.us(begin), _length(until - begin))
+    columns = (name[order].tolist(), kind[order].tolist(), correlation[order].tolist(), track.place(starts, ends))
+    for begin, until, code, table, launch, tid in zip(starts, ends, *columns, strict=True):
+        args = f'{{"correlation":{launch}}}' if launch >= 0 else ""
+        yield _slice(names[code], tables[table][0], track.pid, tid, clock.us(begin), _length(until - begin), args)
 
 
 def _loader(timeline: Timeline, clock: _Clock, pid: int, rank: str) -> Iterator[str]:

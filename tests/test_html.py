@@ -191,7 +191,9 @@ def test_a_finding_without_times_is_drawn_where_its_parts_of_the_account_lie() -
     text = render(msgspec.structs.replace(base, findings=(waits, everywhere)))
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert block
-    assert [mark["spans"] for mark in json.loads(block[1])["views"][0]["marks"]] == [[[0, 52 * MS]]]
+    picture = json.loads(block[1])["views"][0]
+    assert [[picture["names"][code] for code in mark["parts"]] for mark in picture["marks"]] == [["idle.input"]]
+    assert f'data-view="0" data-from="0" data-to="{52 * MS}"' in text
     assert text.count("Show on the timeline: The GPU waits for the data loader") == 1
 
 
@@ -376,6 +378,21 @@ def test_show_on_the_timeline_goes_to_the_evidence(open_report: Any) -> None:
     canvas = opened.page.locator("#tl-main")
     assert float(canvas.get_attribute("data-t0")) < 52 * MS < 57 * MS < float(canvas.get_attribute("data-t1"))
     assert opened.span() < 10 * MS
+
+
+def test_a_finding_is_marked_over_its_parts_at_any_zoom(open_report: Any) -> None:
+    base = diagnosis()
+    plain = tuple(Evidence(e.label, e.value) for e in base.findings[2].evidence)
+    finding = msgspec.structs.replace(base.findings[2], evidence=plain, parts=("idle.launch",), caused_by="")
+    opened = open_report(replaced(findings=(finding,)))
+    canvas, detail = opened.page.locator("#tl-main"), opened.page.locator("#tl-detail")
+    canvas.click(position={"x": 300, "y": 36})  # in the loader wait
+    assert "Finding" not in detail.inner_text()
+    canvas.click(position={"x": 900, "y": 36})
+    assert detail.inner_text().startswith("Finding 1: Many small kernels, launched one by one")
+    opened.page.get_by_role("button", name="Show on the timeline").click()
+    opened.settle()
+    assert opened.span() < 8 * MS
 
 
 def test_the_copy_button_copies_the_code(open_report: Any) -> None:

@@ -109,6 +109,15 @@ def test_our_own_torch_reader_finds_the_same_gpu_work_in_it(traces: Path, tmp_pa
         assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("file", [FILES[0], FILES[2]])
+def test_the_account_of_a_torch_trace_is_the_same_when_its_export_is_read_again(
+    traces: Path, tmp_path: Path, file: str
+) -> None:
+    _, scopes, _ = exported(open_recordings([traces / file]).timelines, tmp_path)
+    (again,) = scopes_of(read_kineto(tmp_path / "trace.json"))
+    assert again.account.parts == scopes[0].account.parts
+
+
 def test_findings_lie_where_the_time_that_they_are_about_lies(traces: Path, tmp_path: Path) -> None:
     trace, scopes, diagnosis = exported(open_recordings([traces / FILES[0]]).timelines, tmp_path)
     first = diagnosis.findings[0]

@@ -244,11 +244,7 @@ def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Pi
         evidence.append(
             {"label": clean(item.label, 300), "value": clean(item.value, 600), "view": view, "start": start, "end": end}
         )
-    around: tuple[int, int, int] | None = None
-    for picture in shown:
-        if stretches := picture.stretches(finding):
-            around = (picture.number, *max(stretches, key=lambda stretch: stretch[1] - stretch[0]))
-            break
+    around = next((found for picture in shown if (found := picture.longest(finding))), None)
     return {
         "number": number,
         "around": None if any(item["view"] is not None for item in evidence) else around,

@@ -19,7 +19,6 @@ from gpudiag.units import format_ns, format_percent
 MAX_EVENTS = 120_000  # 12 bytes an event as written below: about 1.5 MB; views beyond that are left out
 SHORT = 60
 NEAR = 0.004  # of the view: 4 px on a screen 1,000 px wide
-MAX_STRETCHES = 40
 MAX_MARKS = 24
 
 
@@ -43,26 +42,29 @@ class Picture:
             return None
         return self.number, max(evidence.start_ns, view.start_ns) - view.start_ns, min(end, view.end_ns) - view.start_ns
 
-    def stretches(self, finding: Finding) -> list[tuple[int, int]]:
-        """Where the owners' lane holds the parts that the finding's time is taken from: the longest, in order of time.
-
-        Stretches closer together than NEAR of the view are one. A finding about computing itself has none: it is everywhere.
-        """
+    def parts(self, finding: Finding) -> list[int]:
+        """The names in the owners' lane that the finding's time is taken from. One about computing itself has none: it is everywhere."""
         if not self._is_of(finding) or not self.view.lanes or self.view.lanes[0].kind != "owner":
             return []
-        lane, names = self.view.lanes[0], self.view.names
-        mine = {code for code, name in enumerate(names) if name in finding.parts and name != "compute"}
+        drawn = set(self.view.lanes[0].name)
+        names = enumerate(self.view.names)
+        return [code for code, name in names if code in drawn and name in finding.parts and name != "compute"]
+
+    def longest(self, finding: Finding) -> tuple[int, int, int] | None:
+        """(view, start, end) of the longest stretch of `parts`; stretches closer together than NEAR of the view are one."""
+        mine = set(self.parts(finding))
+        if not mine:
+            return None
+        lane = self.view.lanes[0]
         near = (self.view.end_ns - self.view.start_ns) * NEAR
-        found: list[list[int]] = []
+        found: list[tuple[int, int]] = []
         for start, length, code in zip(lane.start_ns, lane.length_ns, lane.name, strict=True):
-            if code not in mine or not length:
-                continue
-            if found and start - found[-1][1] <= near:
-                found[-1][1] = start + length
-            else:
-                found.append([start, start + length])
-        longest = heapq.nlargest(MAX_STRETCHES, found, key=lambda stretch: (stretch[1] - stretch[0], -stretch[0]))
-        return sorted((start, end) for start, end in longest)
+            if code in mine and found and start - found[-1][1] <= near:
+                found[-1] = (found[-1][0], start + length)
+            elif code in mine:
+                found.append((start, start + length))
+        start, end = max(found, key=lambda stretch: (stretch[1] - stretch[0], -stretch[0]))
+        return self.number, start, end
 
     def _is_of(self, finding: Finding) -> bool:
         return not finding.devices or (self.view.rank, self.view.device) in finding.devices
@@ -128,10 +130,9 @@ def _marks(diagnosis: Diagnosis, picture: Picture) -> list[dict[str, Any]]:
         for evidence, (_, start, end) in timed:
             words = {"label": clean(evidence.label, 200), "value": clean(evidence.value, 300)}
             marks.append({**mark, **words, "spans": [[start, end]]})
-        stretches = [] if timed or finding.caused_by else picture.stretches(finding)
-        if stretches:
-            words = {"label": mark["title"], "value": clean(finding.summary, 300)}
-            marks.append({**mark, **words, "spans": [list(stretch) for stretch in stretches]})
+        parts = [] if timed or finding.caused_by else picture.parts(finding)
+        if parts:
+            marks.append({**mark, "label": mark["title"], "value": clean(finding.summary, 300), "parts": parts})
     return marks[:MAX_MARKS]
 
 

@@ -31,13 +31,24 @@ function timeline(data, still) {
   /* What findings point at, in as few rows as do not overlap; the words of a mark need room too. */
   function stack(list) {
     const rows = [];
-    return list.map((m) => ({ ...m, s: m.spans[0][0], e: m.spans[m.spans.length - 1][1] })).sort((a, b) => a.f - b.f || a.s - b.s).map((m) => {
+    return list.map((m) => ({ ...m, spans: m.spans || owned(m.parts) })).map((m) => ({ ...m, s: m.spans[0][0], e: m.spans[m.spans.length - 1][1] })).sort((a, b) => a.f - b.f || a.s - b.s).map((m) => {
       const end = Math.max(m.e, m.s + view.span * .2);
       let row = rows.findIndex((taken) => taken.every(([s, e]) => e <= m.s || s >= end));
       if (row < 0) { row = rows.length; rows.push([]); }
       rows[row].push([m.s, end]);
       return { ...m, row };
     });
+  }
+
+  /* Where the owners' lane holds these parts. */
+  function owned(parts) {
+    const l = lanes[0], spans = [];
+    for (let i = 0; i < l.start.length; i++) {
+      if (!parts.includes(l.name[i])) continue;
+      const last = spans[spans.length - 1];
+      if (last && last[1] >= l.start[i]) last[1] = l.end[i]; else spans.push([l.start[i], l.end[i]]);
+    }
+    return spans;
   }
 
   function measure() {
@@ -138,15 +149,21 @@ function timeline(data, still) {
 
   function evidence(c, m) {
     const y = AXIS + 2 + m.row * MARK, left = gutter + EDGE;
-    let from = -1, room = 0, last = -1;
-    for (const [s, e] of m.spans) {
-      const a = x(s), b = Math.max(x(e), a + 2);
-      if (b < left || a > width) continue;
-      c.fillStyle = colours.bad; c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1;
-      c.fillRect(a, y + MARK - 4, b - a, 2);
+    let from = -1, room = 0, last = -1, held = null;
+    const put = ([a, b]) => {
+      c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1; c.fillRect(a, y + MARK - 4, b - a, 2);
       if (from < 0) from = Math.max(a, left);
       last = b;
+    };
+    c.fillStyle = colours.bad;
+    for (const [s, e] of m.spans) {
+      if (e < t0 || s > t1) continue;
+      const a = x(s), b = Math.max(x(e), a + 1.5);
+      if (held && a - held[1] < 2.5) { held[1] = Math.max(held[1], b); continue; } /* too near to see apart */
+      if (held) put(held);
+      held = [a, b];
     }
+    if (held) put(held);
     if (from < 0) return;
     room = Math.max(last - from, Math.min(.2 * view.span / (t1 - t0) * (width - left), width - EDGE - from)) - 6;
     c.fillStyle = colours.bad; c.font = small; c.textAlign = "left"; label(c, m.f + "  " + m.label, from + 3, y + 7, room);
@@ -236,6 +253,9 @@ function timeline(data, still) {
     return (ns / s).toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(by / s) + 1e-9)))) + " " + u;
   }
 
+  /* A moment, exact to the ns on a view of any length. */
+  const moment = (ns) => view.span < 1e6 ? (ns / 1e3).toFixed(3) + " µs" : (ns / 1e6).toFixed(view.span < 1e9 ? 4 : 3) + " ms";
+
   function hit(px, py) {
     const t = time(px), slack = 3 * (t1 - t0) / Math.max(1, width - gutter);
     for (const l of lanes) {
@@ -254,7 +274,7 @@ function timeline(data, still) {
   function lines(h) {
     if (h.m) return ["Finding " + h.m.f + ": " + h.m.title, h.m.label === h.m.title ? h.m.value : h.m.label + ": " + h.m.value];
     const { l, i } = h, many = l.count && l.count[i] > 1, d = l.end[i] - l.start[i];
-    return [said(l, i), length(d) + (many ? ", " + l.count[i] + " events drawn as one, most of it this" : "") + ", from " + length(l.start[i]) + " on; " + l.label];
+    return [said(l, i), length(d) + (many ? ", " + l.count[i] + " events drawn as one, most of it this" : "") + ", from " + moment(l.start[i]) + " on; " + l.label];
   }
   function point(e) {
     const r = main.getBoundingClientRect(), px = e.clientX - r.left, py = e.clientY - r.top;
@@ -275,7 +295,7 @@ function timeline(data, still) {
     if (h.m) { const [head, rest] = lines(h); say(head + ". " + rest, "finding-" + h.m.f); return later(); }
     const { l, i } = h, p = document.createElement("p"), q = document.createElement("p"), code = document.createElement("code"), d = l.end[i] - l.start[i], many = l.count && l.count[i] > 1;
     code.textContent = l.kind === "owner" ? said(l, i) : view.names[l.name[i]]; p.append(code);
-    q.textContent = l.label + ": " + length(d) + " (" + (100 * d / view.span).toFixed(d < view.span / 10 ? 1 : 0) + " % of the picture), from " + length(l.start[i]) + " to " + length(l.end[i]) +
+    q.textContent = l.label + ": " + length(d) + " (" + (100 * d / view.span).toFixed(d < view.span / 10 ? 1 : 0) + " % of the picture), from " + moment(l.start[i]) + " to " + moment(l.end[i]) +
       (many ? ". Stands for " + l.count[i] + " events too short to draw apart (" + l.detail + "); the name is the one that fills most of it." : ".");
     detail.append(p, q); later();
   }
