@@ -95,19 +95,24 @@ class Account:
     def parts(self) -> dict[str, int]:
         """ns by part; parts with no time are left out."""
         sums = np.zeros(len(PARTS), np.int64)
-        np.add.at(sums, self.seg_owner, self.seg_end - self.seg_start)
+        length = self.seg_end - self.seg_start
+        for code in np.flatnonzero(np.bincount(self.seg_owner, minlength=len(PARTS))):
+            sums[code] = length[self.seg_owner == code].sum()  # exact: bincount would sum weights in floats
         return {PARTS[code]: int(sums[code]) for code in np.flatnonzero(sums)}
 
     def owned_by(self, part: str) -> Intervals:
         """The time of one part as intervals."""
-        mine = self.seg_owner == _CODE[part]
+        mine = np.flatnonzero(self.seg_owner == _CODE[part])
         return Intervals.union_of(self.seg_start[mine], self.seg_end[mine])
 
     def per_step(self) -> list[dict[str, int]]:
         """The parts of each steady step; together they are `parts`."""
         if not len(self.steps):
             return []
-        table = np.stack([self.owned_by(part).covered_in(self.steps.start, self.steps.end) for part in PARTS])
+        present = np.flatnonzero(np.bincount(self.seg_owner, minlength=len(PARTS)))
+        table = np.zeros((len(PARTS), len(self.steps)), np.int64)
+        for code in present:
+            table[code] = self.owned_by(PARTS[code]).covered_in(self.steps.start, self.steps.end)
         return [{PARTS[code]: int(column[code]) for code in np.flatnonzero(column)} for column in table.T]
 
 
@@ -149,13 +154,11 @@ def after_waits(idle: Intervals, host: HostWork, layers: Layers) -> Intervals:
     reach = np.maximum.accumulate(host.wait_end)
     call = np.searchsorted(reach, idle.start, side="left")  # the earliest call that had not returned when the gap began
     running = call < host.wait_start.size
-    call = np.minimum(call, host.wait_start.size - 1)
-    running &= host.wait_start[call] < idle.start
+    running[running] = host.wait_start[call[running]] < idle.start[running]
+    start, end, call = idle.start[running], idle.end[running], call[running]
     kernels = layers.compute.union(layers.comm)
-    waited = kernels.covered_in(host.wait_start[call], np.maximum(idle.start, host.wait_start[call]))
-    waited += np.maximum(host.wait_end[call] - idle.start, 0)
-    length = np.where(running, np.minimum(waited, idle.end - idle.start), 0)
-    return Intervals.union_of(idle.start, idle.start + length)
+    waited = kernels.covered_in(host.wait_start[call], start) + np.maximum(host.wait_end[call] - start, 0)
+    return Intervals.union_of(start, start + np.minimum(waited, end - start))
 
 
 def host_account(timeline: Timeline, names: Names, window: Intervals, steps: Steps, process: int | None) -> Account:
@@ -205,5 +208,5 @@ def _settle(
     start = np.concatenate([piece.start for piece in pieces])
     end = np.concatenate([piece.end for piece in pieces])
     owner = np.repeat(np.array(owners, np.int8), [len(piece) for piece in pieces])
-    order = np.argsort(start, kind="stable")
+    order = np.argsort(start, kind="stable")  # a merge of sorted runs
     return Account(rank, device, window, start[order], end[order], owner[order], steps)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag.diagnosis import DeviceFigures
 from gpudiag.intervals import Intervals
-from gpudiag.timeline import CopyKind, GpuOps, Kind, Timeline
+from gpudiag.timeline import Bool, CopyKind, GpuOps, Kind, Timeline
 from gpudiag.units import NS_PER_MS
 
 COPY_PARTS: tuple[tuple[str, tuple[CopyKind, ...]], ...] = (
@@ -46,8 +46,9 @@ def device_layers(ops: GpuOps) -> Layers:
     is_copy = ops.kind == Kind.MEMCPY
     copies = _union(ops, is_copy)
     exposed: dict[str, Intervals] = {}
+    copied = ops.take(np.flatnonzero(is_copy))
     for label, kinds in COPY_PARTS:
-        mine = _union(ops, is_copy & np.isin(ops.copy_kind, kinds))
+        mine = _union(copied, np.isin(copied.copy_kind, kinds))
         exposed[label] = mine.subtract(taken)
         taken = taken.union(mine)
     memsets = _union(ops, ops.kind == Kind.MEMSET)
@@ -83,13 +84,13 @@ def device_figures(timeline: Timeline, device: int, ops: GpuOps, layers: Layers)
 
 def split_by_device(ops: GpuOps) -> dict[int, GpuOps]:
     """The rows of each device, by rising device number."""
+    if (ops.device == ops.device[0]).all():
+        return {int(ops.device[0]): ops}
     devices = np.unique(ops.device)
-    if devices.size == 1:
-        return {int(devices[0]): ops}
     return {int(device): ops.take(ops.device == device) for device in devices}
 
 
-def _union(ops: GpuOps, mask: np.ndarray) -> Intervals:
+def _union(ops: GpuOps, mask: Bool) -> Intervals:
     if mask.all():
         return Intervals.union_of(ops.start, ops.end)
     return Intervals.union_of(ops.start[mask], ops.end[mask])

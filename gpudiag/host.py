@@ -71,6 +71,7 @@ PY_SAVE = re.compile(r"torch/serialization\.py\(\d+\): save$")
 PY_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 
 T = TypeVar("T", Ranges, CpuOps, PyCalls)
+Thread = tuple[int, int]  # (process, thread)
 
 # A pause between two framework calls on the launching thread that is shorter than this is the interpreter walking from one
 # operator to the next (eager PyTorch: 5-50 us an operator), so it belongs to launching; a longer one is user code.
@@ -160,7 +161,7 @@ class HostWork:
     wait_start, wait_end: calls in which the host waited for the device, by start; copy waits are those in a copy call.
     """
 
-    threads: frozenset[tuple[int, int]]
+    threads: frozenset[Thread]
     input: Intervals
     checkpoint_log: Intervals
     compile: Intervals
@@ -174,18 +175,27 @@ class HostWork:
     wait_end: Int64
     queue_full: Intervals
 
+    def made_by_feeding(self, calls: ApiCalls) -> Bool:
+        """The rows of api_calls made by `threads`."""
+        mask = _Runs.of(calls).mask(self.threads)
+        return np.ones(len(calls), bool) if mask is None else mask
+
 
 def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names: Names) -> HostWork:
     """The host work of the threads that launched `ops` (the rows of one device; launches is their join to api_calls)."""
     calls, ranges, cpu_ops, py_calls = timeline.api_calls, timeline.ranges, timeline.cpu_ops, timeline.py_calls
     processes = np.unique(ops.process[ops.process > 0]) if len(ops) else np.empty(0, np.int64)
+    threads: frozenset[Thread] = frozenset()
     if calls is not None:
-        used = launches.call_of[launches.call_of >= 0] if launches is not None else np.empty(0, np.int64)
-        feeding = np.unique(_thread_key(calls.process[used], calls.thread[used])) if used.size else None
-        calls, owner = _of_threads(calls, feeding, processes)
-    else:
-        feeding, owner = None, np.empty(0, np.int64)
-    threads = frozenset((int(key >> 32), int(key & 0xFFFFFFFF)) for key in (feeding if feeding is not None else owner))
+        runs = _Runs.of(calls)
+        launched = np.zeros(len(calls), bool)
+        if launches is not None:
+            launched[launches.call_of[launches.call_of >= 0]] = True
+        threads = runs.threads_of(launched)
+        if not threads:  # nothing could be joined: all threads of the processes that own the work
+            threads = runs.all_threads(set(processes.tolist()))
+        mask = runs.mask(threads)
+        calls = calls if mask is None else calls.take(mask)
     # Phases and loader waits are marked by the main thread, which launches nothing while autograd's thread runs backward:
     # ranges are taken from every thread of the launching processes, operators from the feeding threads.
     ranges = None if ranges is None else _of_processes(ranges, processes)
@@ -216,7 +226,7 @@ def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names:
         gc=named(ranges, names, GC).union(named(py_calls, names, GC)),
         allocator=named(calls, names, ALLOCATOR),
         profiler=profiler,
-        active=_active(calls, cpu_ops, feeding, names),
+        active=_active(calls, cpu_ops, threads, names),
         observed=_observed(cpu_ops, ranges, py_calls),
         stalled=_stalled(ops, launches, timeline.api_calls),
         wait_start=wait_start,
@@ -257,17 +267,17 @@ def _stalled(ops: GpuOps, launches: Launches | None, calls: ApiCalls | None) -> 
     return Intervals.union_of(launched, ops.start[joined])
 
 
-def _active(calls: ApiCalls | None, cpu_ops: CpuOps | None, feeding: Int64 | None, names: Names) -> Intervals:
+def _active(calls: ApiCalls | None, cpu_ops: CpuOps | None, threads: frozenset[Thread], names: Names) -> Intervals:
     starts, ends = [], []
     if calls is not None and len(calls):
         working = ~names.rows(calls.name, SYNC)
         starts.append(calls.start[working])
         ends.append(calls.end[working])
     if cpu_ops is not None and len(cpu_ops):
-        mine = np.ones(len(cpu_ops), bool)
-        if feeding is not None:
-            mine = np.isin(_thread_key(cpu_ops.process, cpu_ops.thread), feeding)
-        mine &= ~names.rows(cpu_ops.name, INPUT)
+        mine = ~names.rows(cpu_ops.name, INPUT)
+        fed = _Runs.of(cpu_ops).mask(threads) if threads else None
+        if fed is not None:
+            mine &= fed
         starts.append(cpu_ops.start[mine])
         ends.append(cpu_ops.end[mine])
     if not starts:
@@ -295,20 +305,45 @@ def _observed(cpu_ops: CpuOps | None, ranges: Ranges | None, py_calls: PyCalls |
     return Intervals.single(min(int(t.start.min()) for t in tables), max(int(t.end.max()) for t in tables))
 
 
-def _thread_key(process: Int64, thread: Int64) -> Int64:
-    return (process << 32) | (thread & 0xFFFFFFFF)
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Stretches of rows made by one thread after the other: threads change far less often than rows.
 
+    starts: first row of each run; process, thread: of each run; rows: of the table.
+    """
 
-def _of_threads(calls: ApiCalls, feeding: Int64 | None, processes: Int64) -> tuple[ApiCalls, Int64]:
-    """The calls of the feeding threads; of all threads of the process(es) where the join found none."""
-    key = _thread_key(calls.process, calls.thread)
-    present = np.unique(key)
-    if feeding is None:
-        keep = np.isin(calls.process, processes) if processes.size else np.ones(len(calls), bool)
-        return (calls if keep.all() else calls.take(keep)), np.unique(key[keep])
-    if feeding.size == present.size:
-        return calls, feeding
-    return calls.take(np.isin(key, feeding)), feeding
+    starts: npt.NDArray[np.intp]
+    process: Int64
+    thread: Int64
+    rows: int
+
+    @classmethod
+    def of(cls, table: ApiCalls | CpuOps) -> _Runs:
+        changes = (table.thread[1:] != table.thread[:-1]) | (table.process[1:] != table.process[:-1])
+        starts = np.append(0, np.flatnonzero(changes) + 1) if len(table) else np.empty(0, np.intp)
+        return cls(starts, table.process[starts], table.thread[starts], len(table))
+
+    def _pairs(self, runs: npt.NDArray[np.bool_]) -> frozenset[Thread]:
+        return frozenset(zip(self.process[runs].tolist(), self.thread[runs].tolist(), strict=True))
+
+    def threads_of(self, rows: Bool) -> frozenset[Thread]:
+        """The threads that made any of the rows."""
+        if not self.rows:
+            return frozenset()
+        return self._pairs(np.logical_or.reduceat(rows, self.starts))
+
+    def all_threads(self, processes: set[int]) -> frozenset[Thread]:
+        """The threads of these processes; of all when none is named or none is present."""
+        everything = self._pairs(np.ones(self.starts.size, bool))
+        return frozenset(pair for pair in everything if pair[0] in processes) or everything
+
+    def mask(self, threads: frozenset[Thread]) -> Bool | None:
+        """The rows of these threads; None for all."""
+        pairs = zip(self.process.tolist(), self.thread.tolist(), strict=True)
+        chosen = np.fromiter((pair in threads for pair in pairs), bool, self.starts.size)
+        if chosen.all():
+            return None
+        return np.repeat(chosen, np.diff(np.append(self.starts, self.rows)))
 
 
 def _of_processes(table: T, processes: Int64) -> T:

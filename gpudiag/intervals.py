@@ -79,6 +79,12 @@ class Intervals:
         """Points in both. O((n + m) log m)."""
         if not len(self) or not len(other):
             return Intervals.empty()
+        if len(other) == 1:
+            return self._within(int(other.start[0]), int(other.end[0]))
+        if len(self) == 1:
+            return other._within(int(self.start[0]), int(self.end[0]))
+        if len(other) > 4 * len(self):  # the search is cheaper from the smaller side
+            return other.intersect(self)
         # For each of mine, the others that overlap it are a contiguous run [low, high).
         low = np.searchsorted(other.end, self.start, side="right")
         high = np.searchsorted(other.start, self.end, side="left")
@@ -91,6 +97,21 @@ class Intervals:
             np.minimum(self.end[mine], other.end[theirs]),
         )
 
+    def _within(self, start: int, end: int) -> Intervals:
+        """The part inside one window: a slice, with the two pieces at the rim cut."""
+        low = int(np.searchsorted(self.end, start, side="right"))
+        high = int(np.searchsorted(self.start, end, side="left"))
+        if low >= high:
+            return Intervals.empty()
+        starts, ends = self.start[low:high], self.end[low:high]
+        if starts[0] < start:
+            starts = starts.copy()
+            starts[0] = start
+        if ends[-1] > end:
+            ends = ends.copy()
+            ends[-1] = end
+        return Intervals(starts, ends)
+
     def gaps(self, start: int, end: int) -> Intervals:
         """What is left of [start, end) outside this set."""
         return Intervals.single(start, end).subtract(self)
@@ -99,13 +120,19 @@ class Intervals:
         """Points of mine that are not in the other."""
         if not len(self) or not len(other):
             return self
+        if len(self) == 1:
+            other = other._within(int(self.start[0]), int(self.end[0]))
+            if not len(other):
+                return self
         low, high = int(min(self.start[0], other.start[0])) - 1, int(max(self.end[-1], other.end[-1])) + 1
-        hole_start = np.concatenate([[low], other.end])
-        hole_end = np.concatenate([other.start, [high]])
+        hole_start = np.empty(len(other) + 1, np.int64)
+        hole_start[0], hole_start[1:] = low, other.end
+        hole_end = np.empty(len(other) + 1, np.int64)
+        hole_end[:-1], hole_end[-1] = other.start, high
         return self.intersect(Intervals(hole_start, hole_end))
 
     def clip(self, start: int, end: int) -> Intervals:
-        return self.intersect(Intervals.single(start, end))
+        return self._within(start, end) if end > start else Intervals.empty()
 
     def at_least(self, length: int) -> Intervals:
         """Only those that are at least `length` ns long."""

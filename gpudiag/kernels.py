@@ -7,10 +7,17 @@ recordings from 2021 to 2026. A name that says nothing is `other`; nothing is gu
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.intervals import Int64
 from gpudiag.read.names import is_communication
+from gpudiag.timeline import GpuOps
 
 Family = Literal[
     "gemm", "conv", "attention", "elementwise", "reduction", "norm", "optimizer", "communication", "copy", "other"
@@ -124,6 +131,48 @@ def _format(name: str, tensor_cores: bool, matrix: bool) -> Format:
     if re.search(r"float|sgemm|scudnn|f32|ffma|_SB_|\bS_", name):
         return "fp32"
     return "unknown" if not matrix else ("half" if tensor_cores else "unknown")
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTable:
+    """Kernels with what their names say. codes: the distinct name codes; row_of: per kernel its place among them;
+    classes, names: per distinct name."""
+
+    ops: GpuOps
+    row_of: npt.NDArray[np.int32]
+    classes: tuple[KernelClass, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ops: GpuOps, strings: Sequence[str]) -> KernelTable:
+        present = np.flatnonzero(np.bincount(ops.name, minlength=1)) if len(ops) else np.empty(0, np.intp)
+        place = np.zeros(int(present[-1]) + 1 if present.size else 1, np.int32)
+        place[present] = np.arange(present.size)
+        names = tuple(strings[int(code)] for code in present)
+        return cls(ops, place[ops.name], tuple(classify(name) for name in names), names)
+
+    @cached_property
+    def length(self) -> Int64:
+        """ns of each kernel."""
+        return self.ops.end - self.ops.start
+
+    @cached_property
+    def time_of(self) -> npt.NDArray[np.float64]:
+        """Summed ns a distinct name."""
+        return np.asarray(np.bincount(self.row_of, weights=self.length, minlength=len(self.names)), np.float64)
+
+    @cached_property
+    def count_of(self) -> npt.NDArray[np.int64]:
+        """Kernels a distinct name."""
+        return np.bincount(self.row_of, minlength=len(self.names))
+
+    def mask(self, flags: Sequence[bool]) -> npt.NDArray[np.bool_]:
+        """The kernels whose name is flagged."""
+        return np.array(flags, bool)[self.row_of] if flags else np.zeros(len(self.ops), bool)
+
+    def time(self, flags: Sequence[bool]) -> float:
+        """Summed ns of the flagged names."""
+        return float(self.time_of[np.array(flags, bool)].sum()) if flags else 0.0
 
 
 def short_name(name: str) -> str:

@@ -85,13 +85,14 @@ def build(scope: Scope) -> Graph | str:
     if calls is None or scope.launches is None or scope.ops is None or scope.host is None or not len(scope.window):
         return "launches were not recorded, so nothing can be replayed"
     start, end, steps = int(scope.window.start[0]), int(scope.window.end[-1]), len(scope.steps)
-    key = (calls.process << 32) | (calls.thread & 0xFFFFFFFF)
-    feeding = np.isin(key, np.array([(p << 32) | t for p, t in scope.host.threads], np.int64))
     joined = np.full(len(calls), -1, np.int64)
     first = np.flatnonzero(scope.launches.call_of >= 0)[::-1]
     joined[scope.launches.call_of[first]] = first  # the first operation of a call (a graph launch has many)
     chosen = (
-        feeding & ((joined >= 0) | scope.names.rows(calls.name, SYNC)) & (calls.start >= start) & (calls.start < end)
+        scope.feeding
+        & ((joined >= 0) | scope.names.rows(calls.name, SYNC))
+        & (calls.start >= start)
+        & (calls.start < end)
     )
     rows = np.flatnonzero(chosen)
     if rows.size > MAX_EVENTS and steps:

@@ -14,8 +14,9 @@ from gpudiag.diagnosis import DeviceFigures
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
 from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launches, named
 from gpudiag.intervals import Int64, Intervals
+from gpudiag.kernels import KernelTable
 from gpudiag.steps import MIN_STEPS, find_steps
-from gpudiag.timeline import GpuOps, Steps, Timeline
+from gpudiag.timeline import GpuOps, Kind, Steps, Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,21 +61,38 @@ class Scope:
         return self.account.parts
 
     @cached_property
-    def in_window(self) -> npt.NDArray[np.bool_]:
-        """Which operations start inside the window. Shape (ops,)."""
+    def in_window(self) -> slice | npt.NDArray[np.intp]:
+        """Which operations start inside the window: rows of ops."""
         assert self.ops is not None
-        return self.window.contains(self.ops.start)
+        if len(self.window) == 1:
+            low, high = np.searchsorted(self.ops.start, [self.window.start[0], self.window.end[0]])
+            return slice(int(low), int(high))
+        return np.flatnonzero(self.window.contains(self.ops.start))
 
     @cached_property
     def window_ops(self) -> GpuOps:
         assert self.ops is not None
-        return self.ops if self.in_window.all() else self.ops.take(self.in_window)
+        return self.ops.take(self.in_window)
 
     @cached_property
     def window_calls(self) -> Int64:
         """For each of window_ops its row in timeline.api_calls, -1 none."""
         assert self.launches is not None
         return self.launches.call_of[self.in_window]
+
+    @cached_property
+    def feeding(self) -> npt.NDArray[np.bool_]:
+        """The rows of timeline.api_calls made by the threads that feed this device."""
+        calls = self.timeline.api_calls
+        assert calls is not None and self.host is not None
+        return self.host.made_by_feeding(calls)
+
+    @cached_property
+    def kernels(self) -> KernelTable:
+        """The kernels of the window that are no communication."""
+        ops = self.window_ops
+        rows = np.flatnonzero(ops.kind == Kind.KERNEL)
+        return KernelTable.of(ops if rows.size == len(ops) else ops.take(rows), self.timeline.strings)
 
     @cached_property
     def idle(self) -> Intervals:

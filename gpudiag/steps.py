@@ -29,7 +29,9 @@ HAND_MADE = re.compile(
 OPTIMIZER = re.compile(r"^(?:gpudiag::)?optimizer$|^Optimizer\.step#|^optimizer[_ ]step$", re.IGNORECASE)
 LOADER_NEXT = re.compile(r"^enumerate\(DataLoader\)#|^(?:gpudiag::)?data_wait$")
 
-WHOLE_RUN = re.compile(r"epoch|train|fit|loop|main|run|profil(?!erstep)|benchmark", re.IGNORECASE)  # ranges that hold many steps
+WHOLE_RUN = re.compile(
+    r"epoch|train|fit|loop|main|run|profil(?!erstep)|benchmark", re.IGNORECASE
+)  # ranges that hold many steps
 
 WARM_UP_FACTOR = 1.5  # a leading step this far off the median is start-up (gpuprof uses 3x for the first step alone)
 GAP_SHARE = 0.02  # ranges with larger gaps between them are taken from start to start
@@ -192,11 +194,10 @@ def _inside_one_range(steps: Steps, timeline: Timeline, ranges: Ranges | None) -
     """Whether some range holds several of the repeats: then they are layers or micro-steps of what the range marks, not steps."""
     if ranges is None or not len(ranges):
         return False
-    held = np.searchsorted(steps.end, ranges.end, side="right") - np.searchsorted(steps.start, ranges.start, side="left")
-    for code in np.unique(ranges.name[held >= 2]):
-        if not WHOLE_RUN.search(timeline.strings[code]):
-            return True
-    return False
+    held = np.searchsorted(steps.end, ranges.end, side="right") - np.searchsorted(
+        steps.start, ranges.start, side="left"
+    )
+    return any(not WHOLE_RUN.search(timeline.strings[int(code)]) for code in np.unique(ranges.name[held >= 2]))
 
 
 def _is_nsys(timeline: Timeline) -> bool:

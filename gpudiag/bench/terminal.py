@@ -75,7 +75,7 @@ def page_text(page: Page) -> str:
 
 def add_table(page: Page, table: Table) -> None:
     """Headers wrap at words so that the cells decide the width; a first column that repeats is printed once."""
-    page.heading(table.title, "")
+    page.heading(clean(table.title, page.width - 4), "")
     rows = [[clean(cell, 60) for cell in row] for row in table.rows]
     widths = [
         max([columns(row[i]) for row in rows] + [columns(word) for word in name.split()] or [0])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -63,14 +64,9 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
     """Start `argv`. Raises GpudiagError when it cannot be started."""
     shares = _in_foreground()
     try:
-        pid = os.posix_spawnp(
-            argv[0],
-            list(argv),
-            dict(env),
-            setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
-            **({} if shares else {"setpgroup": 0}),
-        )
+        # Python ignores SIGPIPE and SIGXFSZ at start-up; a program expects neither that nor a mask
+        start = functools.partial(os.posix_spawnp, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
+        pid = start(argv[0], argv, env) if shares else start(argv[0], argv, env, setpgroup=0)
     except FileNotFoundError as error:
         raise GpudiagError(
             f"cannot run {argv[0]}: not found", "check the name, or give the interpreter with --python"

@@ -63,6 +63,8 @@ except OSError as error:
 # in its ProcessWaiter, exit 1) or never gets that far (1 of 90). Trying again is safe: the application has not run.
 _ATTEMPTS = 3
 _START_TIMEOUT_S = 30.0
+_AGENT_S = 2.0
+_WRITING_S = 60.0
 
 
 @functools.cache
@@ -129,11 +131,15 @@ def _escaped(output: Path) -> str:
 
 @dataclass(frozen=True)
 class NsysProcess:
-    """A running `nsys profile`. app_pid: the application, which leads its own session; log: nsys's words."""
+    """A running `nsys profile`. app_pid: the application, which leads its own session; log: nsys's words.
+
+    sessions: of nsys and of its agent, which is nobody's child once nsys ends.
+    """
 
     process: subprocess.Popen[bytes]
     app_pid: int
     log: Path
+    sessions: frozenset[int]
 
     def forward(self, signum: int, *, group: bool = False) -> bool:
         """Send a signal to the application alone, or as a terminal does to its whole group. False when it is gone.
@@ -154,13 +160,17 @@ class NsysProcess:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         status = self.process.wait(timeout_s)
-        if status >= 0:
-            return status
-        while _alive(self.app_pid):
+        while status < 0 and _alive(self.app_pid):
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(self.process.args, timeout_s or 0)
             time.sleep(0.1)
-        return None
+        # the agent outlives nsys by a moment, and writes the report itself when nsys was killed
+        patience = time.monotonic() + (_AGENT_S if status >= 0 else _WRITING_S)
+        while _members(self.sessions) and time.monotonic() < patience:
+            time.sleep(0.05)
+        # an orphan of the application keeps the agent, and through it the user's stdout; it lives on without (tested)
+        _end(self.sessions)
+        return status if status >= 0 else None
 
     def kill(self) -> None:
         """End the application's group and nsys at once; for an application that ignored its signals."""
@@ -224,7 +234,7 @@ def start(
             pid = int(os.read(pid_reader, 32) or 0) if ready else 0
             if pid:
                 os.write(go_writer, b"g")
-                return NsysProcess(process, pid, log)
+                return NsysProcess(process, pid, log, frozenset({process.pid, *_agents(process.pid)}))
         finally:
             words.close()
             for descriptor in (*passed, pid_reader, go_writer):
@@ -237,19 +247,41 @@ def start(
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
     """Kill an nsys that is stuck, with its agent, which has a session of its own and holds the user's stdout open."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (entry / "cmdline").read_bytes()
-            if b"\0--start-agent\0" in command and b"-%d\0" % process.pid in command:
-                os.kill(int(entry.name), signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _end(frozenset({process.pid, *_agents(process.pid)}))
     process.wait()
 
 
+def _end(sessions: frozenset[int]) -> None:
+    for pid in _members(sessions):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _agents(nsys_pid: int) -> list[int]:
+    """The agent of an nsys, known by its command line: `nsys --start-agent --session-name=profile-<app>-<pid of nsys>`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if b"\0--start-agent\0" in command and b"-%d\0" % nsys_pid in command:
+                found.append(int(entry.name))
+    return found
+
+
+def _members(sessions: frozenset[int]) -> list[int]:
+    """The live processes of these sessions."""
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if (state := _stat(pid)) and state[0] not in "ZX" and int(state[3]) in sessions]
+
+
 def _alive(pid: int) -> bool:
+    state = _stat(pid)
+    return bool(state) and state[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, group, session, ... of a process (proc(5)); empty when it is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return False
-    return state not in "ZX"
+        return []

@@ -20,9 +20,11 @@ from gpudiag.read.loader_log import ProcessLog, read_process_log
 BOOTSTRAP = Path(__file__).resolve().parent / "inject" / "bootstrap"
 FINISH_S = 3.0  # how long a recording may take to be saved before a signal is passed on
 NOT_INSIDE = (
-    "gpudiag could not get inside the script: no process that imports torch was reached (python -I, -E or -S, an own "
-    "PYTHONPATH, or no torch at all)"
+    "gpudiag could not get inside the script: no process that imports torch was reached (python -I, -E or -S, or a "
+    "PYTHONPATH of its own)"
 )
+
+NO_TORCH = "{} did not import torch: torch.profiler has nothing to record"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch") -> CaptureInfo:
         leftover.unlink(missing_ok=True)
     failed = ""
     if not log.processes:
-        failed = NOT_INSIDE
+        failed = NO_TORCH.format(", ".join(log.without_torch)) if log.without_torch else NOT_INSIDE
     elif kind == "torch" and not traces:
         failed = "no recording was saved: the process ended (killed?) before one was complete"
     files = {"log": [file.name for file in logs]}

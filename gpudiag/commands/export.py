@@ -55,9 +55,9 @@ def _share(path: Path, output: Path) -> None:
 
 
 def _perfetto(path: Path, target: Path) -> None:
+    from gpudiag.perfetto import write_perfetto
     from gpudiag.pipeline import diagnose_recordings
     from gpudiag.read import open_recordings
-    from gpudiag.perfetto import write_perfetto
     from gpudiag.rules import load_rules
     from gpudiag.scope import scopes_of
 

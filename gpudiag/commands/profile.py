@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -156,6 +154,9 @@ def profile(
     ran = record(plan, tell=_say)
     _flush_script_output()
     code = ran.exit_code
+    if all(capture.failed for capture in ran.manifest.captures):
+        _say(f"nothing to judge; what there is lies in {_shown(bundle)}")
+        ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
     try:
         with progress() as tell:
             from gpudiag.pipeline import diagnose

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from gpudiag.host import BLOCKING_COPY, COPY_CALL, named
 from gpudiag.intervals import Intervals
-from gpudiag.kernels import classify
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.launching import idle_after
 from gpudiag.metrics.make import PROFILE, PROFILE_NSYS, Value, missing, value
@@ -38,8 +38,10 @@ def measure(scope: Scope) -> Iterator[Value]:
         for name in NAMES:
             yield missing(name, NO_GPU, PROFILE)
         return
-    ops = scope.window_ops
-    copy = ops.kind == Kind.MEMCPY
+    everything = scope.window_ops
+    rows = np.flatnonzero(everything.kind == Kind.MEMCPY)
+    ops = everything.take(rows)
+    copy = np.ones(len(ops), bool)
     h2d, d2h = copy & (ops.copy_kind == CopyKind.H2D), copy & (ops.copy_kind == CopyKind.D2H)
     link = h2d | d2h
     size = np.maximum(ops.bytes, 0)
@@ -73,11 +75,11 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield from _link_share(scope, ops, link & (size >= LARGE) & (pinned | (ops.dst_mem == MemKind.PINNED)))
     big = _union(ops, d2h & (size >= SYNC_COPY_BYTES))
     yield value("d2h_large_exposed", scope.per_step(big.intersect(exposed["d2h"]).total()), "gpu_ops")
-    yield from _host_side(scope, ops, link)
+    yield from _host_side(scope, ops, link, rows)
     again = _reuploads(scope, ops, h2d & (size >= LARGE))
     yield value("reupload_exposed", scope.per_step(_union(ops, again).intersect(exposed["h2d"]).total()), "gpu_ops")
     yield value("reupload_bytes", scope.per_step(float(size[again].sum())), "gpu_ops")
-    yield from _on_device(scope, ops)
+    yield from _on_device(scope, everything)
 
 
 def _union(ops: GpuOps, mask: Bool) -> Intervals:
@@ -99,7 +101,7 @@ def _link_share(scope: Scope, ops: GpuOps, large: Bool) -> Iterator[Value]:
         yield value("link_rate_share", float(np.median(rates)) / (lane * width), "gpu_ops, nvml")
 
 
-def _host_side(scope: Scope, ops: GpuOps, link: Bool) -> Iterator[Value]:
+def _host_side(scope: Scope, ops: GpuOps, link: Bool, of_window: npt.NDArray[np.intp]) -> Iterator[Value]:
     calls = scope.timeline.api_calls
     if calls is None or scope.launches is None:
         for name in ("copy_api_time", "copy_api_idle", "blocking_copies", "blocking_copy_idle"):
@@ -108,7 +110,7 @@ def _host_side(scope: Scope, ops: GpuOps, link: Bool) -> Iterator[Value]:
     in_copy = named(calls, scope.names, COPY_CALL).intersect(scope.window)
     yield value("copy_api_time", scope.per_step(in_copy.total()), "api_calls")
     yield value("copy_api_idle", scope.per_step(in_copy.intersect(scope.idle).total()), "api_calls")
-    call = scope.window_calls
+    call = scope.window_calls[of_window]
     blocking = link & (call >= 0) & (ops.bytes > SYNC_COPY_BYTES)
     blocking[blocking] = scope.names.rows(calls.name[call[blocking]], BLOCKING_COPY)
     rows = call[blocking]
@@ -134,17 +136,13 @@ def _reuploads(scope: Scope, ops: GpuOps, large: Bool) -> Bool:
 
 
 def _on_device(scope: Scope, ops: GpuOps) -> Iterator[Value]:
-    strings = scope.timeline.strings
-    length = ops.end - ops.start
-    kernel = ops.kind == Kind.KERNEL
-    codes = np.unique(ops.name[kernel])
-    moving = np.array([code for code in codes if classify(strings[code]).family == "copy"], np.int32)
-    filling = np.array(
-        [code for code in codes if "FillFunctor" in strings[code] or "fill_kernel" in strings[code]], np.int32
-    )
-    d2d = (ops.kind == Kind.MEMCPY) & (ops.copy_kind == CopyKind.D2D)
-    device_copies = d2d | (kernel & np.isin(ops.name, moving))
-    fills = (ops.kind == Kind.MEMSET) | (kernel & np.isin(ops.name, filling))
-    yield value("device_copy_time", scope.per_step(int(length[device_copies].sum())), "gpu_ops")
-    yield value("memset_fill_time", scope.per_step(int(length[fills].sum())), "gpu_ops")
+    table = scope.kernels
+    moving = table.time([kind.family == "copy" for kind in table.classes])
+    filling = table.time(["FillFunctor" in name or "fill_kernel" in name for name in table.names])
+    other = ops.take(np.flatnonzero((ops.kind == Kind.MEMCPY) | (ops.kind == Kind.MEMSET)))
+    length = other.end - other.start
+    d2d = int(length[(other.kind == Kind.MEMCPY) & (other.copy_kind == CopyKind.D2D)].sum())
+    sets = int(length[other.kind == Kind.MEMSET].sum())
+    yield value("device_copy_time", scope.per_step(moving + d2d), "gpu_ops")
+    yield value("memset_fill_time", scope.per_step(filling + sets), "gpu_ops")
     yield value("managed_time", scope.per_step(scope.parts.get("copy_exposed.managed", 0)), "account")

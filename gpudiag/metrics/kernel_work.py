@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from gpudiag.host import INPUT, OPTIMIZER, named
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.kernels import KernelClass, classify
+from gpudiag.kernels import KernelTable
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.make import PROFILE, PROFILE_TORCH, Value, missing, value
 from gpudiag.metrics.peaks import peaks_of
 from gpudiag.scope import Scope
-from gpudiag.timeline import Bool, GpuOps, Kind
+from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
 
 SHORT_NS = 10_000  # nsys-ai's and RULES.md C5's limit of a short kernel
@@ -28,50 +25,13 @@ NAMES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class KernelTable:
-    """The kernels of a scope's window that are no communication. rows: into scope.window_ops; class_of: per distinct name."""
-
-    ops: GpuOps
-    codes: npt.NDArray[np.int32]
-    inverse: npt.NDArray[np.intp]
-    classes: tuple[KernelClass, ...]
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, scope: Scope) -> KernelTable:
-        ops = scope.window_ops
-        kernels = ops.kind == Kind.KERNEL
-        mine = ops if kernels.all() else ops.take(kernels)
-        codes, inverse = np.unique(mine.name, return_inverse=True)
-        names = tuple(scope.timeline.strings[code] for code in codes)
-        return cls(mine, codes, inverse, tuple(classify(name) for name in names), names)
-
-    @cached_property
-    def length(self) -> Int64:
-        return self.ops.end - self.ops.start
-
-    @cached_property
-    def time_of(self) -> npt.NDArray[np.float64]:
-        """Summed ns a distinct name."""
-        return np.bincount(self.inverse, weights=self.length, minlength=self.codes.size)
-
-    def mask(self, flags: list[bool]) -> Bool:
-        """Rows whose name is flagged."""
-        return np.array(flags, bool)[self.inverse] if flags else np.zeros(len(self.ops), bool)
-
-    def time(self, flags: list[bool]) -> float:
-        """Summed ns of the flagged names."""
-        return float(self.time_of[np.array(flags, bool)].sum()) if flags else 0.0
-
-
 def measure(scope: Scope) -> Iterator[Value]:
     yield from _optimizer_ops(scope)
     if scope.ops is None:
         for name in NAMES:
             yield missing(name, NO_GPU, PROFILE)
         return
-    table = KernelTable.of(scope)
+    table = scope.kernels
     total = float(table.length.sum())
     yield value("kernel_time", scope.per_step(total), "gpu_ops")
     yield value("kernels_per_step", scope.per_step(len(table.ops)), "gpu_ops")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,22 +60,14 @@ def _launches(scope: Scope) -> Iterator[Value]:
         before = np.where(began > 0, reach[np.maximum(began - 1, 0)], np.iinfo(np.int64).min)
         empty = (queue < QUEUE_EMPTY_NS) & (before < ops.start[began])
         yield value("queue_empty_share", float(np.mean(empty)), "api_calls, gpu_ops")
-    mine = _feeding(scope) & scope.names.rows(calls.name, ALLOCATOR) & scope.window.contains(calls.start)
+    mine = scope.feeding & scope.names.rows(calls.name, ALLOCATOR) & scope.window.contains(calls.start)
     yield value("alloc_calls", scope.per_step(int(mine.sum())), "api_calls")
-
-
-def _feeding(scope: Scope) -> Bool:
-    """The rows of api_calls made by the threads that feed this device."""
-    calls = scope.timeline.api_calls
-    assert calls is not None and scope.host is not None
-    key = (calls.process << 32) | (calls.thread & 0xFFFFFFFF)
-    return np.isin(key, np.array([(p << 32) | t for p, t in scope.host.threads], np.int64))
 
 
 def _waits(scope: Scope) -> Iterator[Value]:
     calls = scope.timeline.api_calls
     assert calls is not None and scope.ops is not None and scope.host is not None and scope.layers is not None
-    sync = _feeding(scope) & scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start)
+    sync = scope.feeding & scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start)
     waits = Intervals.union_of(calls.start[sync], calls.end[sync])
     yield value("syncs_per_step", scope.per_step(int(sync.sum())), "api_calls")
     yield value("sync_time", scope.per_step(waits.total()), "api_calls")
@@ -145,9 +138,8 @@ def _repeats(scope: Scope) -> Iterator[Value]:
     ops = scope.window_ops
     low = np.searchsorted(ops.start, scope.steps.start)
     high = np.searchsorted(ops.start, scope.steps.end)
-    sequences = [ops.name[a:b].tobytes() for a, b in zip(low, high, strict=True)]
-    commonest = max(sequences.count(sequence) for sequence in set(sequences))
-    yield value("step_repeat_share", commonest / len(sequences), "gpu_ops")
+    sequences = Counter(hash(ops.name[a:b].tobytes()) for a, b in zip(low, high, strict=True))
+    yield value("step_repeat_share", sequences.most_common(1)[0][1] / len(low), "gpu_ops")
 
 
 def _compilations(scope: Scope) -> Iterator[Value]:

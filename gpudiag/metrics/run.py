@@ -88,8 +88,7 @@ def launch_coverage(scope: Scope) -> tuple[int, int, int]:
     calls = timeline.api_calls
     is_launch = scope.names.rows(calls.name, LAUNCH)
     if scope.host.threads:
-        key = (calls.process << 32) | (calls.thread & 0xFFFFFFFF)
-        is_launch &= np.isin(key, np.array([(p << 32) | t for p, t in scope.host.threads], np.int64))
+        is_launch &= scope.feeding
     joined = np.zeros(len(calls), bool)
     joined[scope.launches.call_of[scope.launches.call_of >= 0]] = True
     without = np.flatnonzero(is_launch & ~joined)
@@ -140,8 +139,7 @@ def _recorder(scope: Scope) -> Iterator[Value]:
         yield value("debug_switches", len(host.debug_switches), "environment record")
     strings = timeline.strings
     if scope.ops is not None:
-        used = np.unique(scope.ops.name)
-        compiled = any("triton" in strings[code] for code in used)
+        compiled = any("triton" in name for name in scope.kernels.names)
         yield value("torch_compiled", int(compiled), "kernel names")
     elif timeline.cpu_ops is not None:
         used = np.unique(timeline.cpu_ops.name)

@@ -9,7 +9,7 @@ import numpy as np
 from gpudiag.host import SYNC
 from gpudiag.kernels import short_name
 from gpudiag.metrics.across import RunFacts
-from gpudiag.metrics.kernel_work import KernelTable, slow_cpu_ops
+from gpudiag.metrics.kernel_work import slow_cpu_ops
 from gpudiag.metrics.launching import implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.scope import Scope
@@ -37,7 +37,7 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
         texts["straggler_rank"] = ", ".join(map(str, run.late_ranks or (run.latest_rank,)))
     strings = scope.timeline.strings
     if scope.ops is not None:
-        table = KernelTable.of(scope)
+        table = scope.kernels
         if len(table.ops):
             texts["hot_kernel_name"] = short_name(table.names[int(table.time_of.argmax())])
         calls = scope.timeline.api_calls

@@ -62,6 +62,11 @@ _OTHER_ACCELERATOR = re.compile(r"(?:mtia|glow|hpu|xpu|privateuse1)_")
 _HOUR = 3600 * 10**9  # ns
 _ABSOLUTE = 10**18  # ns: 2001; a time after that is a wall clock, a smaller one is relative to something
 
+_NO_GPU = (
+    "no GPU activity was recorded: if the script uses a GPU, "
+    "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+)
+
 
 def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], damage: Sequence[str]) -> Timeline:
     """The Timeline of all that was read. Raises GpudiagError when no event is one of torch.profiler's.

@@ -11,7 +11,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     batch    l, it iterator, e epoch of the iterator, n count, b number (-1 main process), s, t: the wait; pids of workers
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown)
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
-    own_profiler where    note  note    truncated    end  at, cpu s, children_cpu s
+    own_profiler where    note  note    truncated    no_torch  pid, program    end  at, cpu s, children_cpu s
 
 A line that is cut off or of a kind that is not known here is skipped.
 """
@@ -75,10 +75,14 @@ class Window:
 
 @dataclass(frozen=True)
 class ProcessLog:
-    """Everything that the processes of one capture wrote. damaged: lines that could not be read."""
+    """Everything that the processes of one capture wrote. damaged: lines that could not be read.
+
+    without_torch: programs that gpudiag was in and that never imported torch.
+    """
 
     processes: tuple[Process, ...] = ()
     damaged: int = 0
+    without_torch: tuple[str, ...] = ()
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -141,6 +145,7 @@ class ProcessLog:
 def read_process_log(files: Sequence[Path]) -> ProcessLog:
     """Read the records of all processes of a capture. A file that is missing, empty or cut off costs its own lines only."""
     processes: list[Process] = []
+    without_torch: list[str] = []
     damaged = 0
     for file in files:
         records: dict[str, list[Record]] = defaultdict(list)
@@ -149,9 +154,10 @@ def read_process_log(files: Sequence[Path]) -> ProcessLog:
                 damaged += 1
             else:
                 records[record["k"]].append(record)
+        without_torch += [record["program"] for record in records.get("no_torch", [])]
         for start in records.get("process", [])[-1:]:
             processes.append(_process(start, records))
-    return ProcessLog(tuple(processes), damaged)
+    return ProcessLog(tuple(processes), damaged, tuple(without_torch))
 
 
 def _lines(file: Path) -> Iterator[Record | None]:

@@ -13,10 +13,9 @@ import gc
 import json
 import os
 import sys
-import threading
 import time
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import patch_loader, patch_logging, patch_sync, patch_torch
 from .imports import PostImport
@@ -92,6 +91,10 @@ class Agent:
         self._ended = True
         if self.recorder is not None:
             self.recorder.finish()
+        if self.torch is None and self.role == "main":
+            self.log.write(
+                {"k": "no_torch", "pid": os.getpid(), "program": os.path.basename(sys.argv[0]) if sys.argv else ""}
+            )
         if self.torch is not None:
             if self.profiled:
                 self.tracker.finish()
