@@ -107,6 +107,7 @@ class TestWithRealNsys:
         with (tmp_path / "in").open() as stdin:
             started = run(str(script), "a b", "", "q\"'", stdin=stdin.fileno())
         assert started.process.wait(30) == 7
+        assert nsys._members(started.process.sessions) == []
         assert started.out.read_bytes() == b"\xff\x00 no newline" + repr((["a b", "", "q\"'"], "typed", False)).encode()
         assert started.err.read_bytes() == b"err\r"
         assert "Generat" in started.process.log.read_text()
@@ -152,18 +153,28 @@ class TestWithRealNsys:
         started.wait_for(b"running")
         os.kill(started.process.process.pid, signal.SIGKILL)
         assert started.process.wait(30) is None
-        report = nsys.finish_report(started.output, gpu=False)
+        report = nsys.finish_report(started.output, gpu=False, timeout_s=1)
         assert report.failed == "" and report.ranges > 100
 
-    def test_an_orphan_does_not_hold_the_report_back(self, tmp_path: Path, run: Any) -> None:
-        script = tmp_path / "orphan.py"
-        script.write_text("import subprocess; print(subprocess.Popen(['sleep', '60']).pid)")
+    def test_an_orphan_holds_nothing_back_and_lives_on(self, tmp_path: Path, run: Any) -> None:
+        """It pushes ranges all the while: without nsys's agent, which ends with the run, it must not die of SIGPIPE."""
+        orphan = tmp_path / "orphan.py"
+        orphan.write_text(
+            TRAINS.format(repo=str(REPO)).replace("began =", "signal.signal(signal.SIGPIPE, signal.SIG_DFL); began =")
+        )
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import subprocess, sys\n"
+            f"print(subprocess.Popen([sys.executable, {str(orphan)!r}, '60'], stdout=subprocess.DEVNULL).pid)"
+        )
         began = time.monotonic()
         started = run(str(script))
-        try:
-            assert started.process.wait(30) == 0 and time.monotonic() - began < 20
-        finally:
-            os.kill(int(started.out.read_text()), signal.SIGKILL)
+        assert started.process.wait(30) == 0 and time.monotonic() - began < 20
+        assert nsys._members(started.process.sessions) == []
+        pid = int(started.out.read_text())
+        time.sleep(0.5)
+        assert nsys._alive(pid)
+        os.kill(pid, signal.SIGKILL)
 
     def test_a_program_that_does_not_exist_ends_as_in_a_shell(self, tmp_path: Path) -> None:
         started = Run(tmp_path, ["/nowhere/python"])
