@@ -66,7 +66,8 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
     try:
         # Python ignores SIGPIPE and SIGXFSZ at start-up; a program expects neither that nor a mask
         start = functools.partial(os.posix_spawnp, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
-        pid = start(argv[0], argv, env) if shares else start(argv[0], argv, env, setpgroup=0)
+        words = list(argv)
+        pid = start(words[0], words, env) if shares else start(words[0], words, env, setpgroup=0)
     except FileNotFoundError as error:
         raise GpudiagError(
             f"cannot run {argv[0]}: not found", "check the name, or give the interpreter with --python"

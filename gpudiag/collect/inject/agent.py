@@ -129,7 +129,7 @@ class Agent:
             patch_loader.install(torch.utils.data, self.tracker, self.fetches)
             if self.role == "launcher":
                 return
-            if self.role == "spawned":
+            if self.role in ("spawned", "forked"):  # forked before torch was there: multiprocessing's forkserver
                 self._watch_process_group(torch)
             else:
                 self._profile(torch)
@@ -167,7 +167,7 @@ class Agent:
             except BaseException as error:
                 patch_torch.forget(error)
                 raise
-            if self.role == "spawned":
+            if not self.profiled:
                 self.log.flush()
                 self.role, self.rank = "rank", distributed.get_rank()
                 self._introduce()

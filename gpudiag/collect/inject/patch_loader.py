@@ -18,6 +18,8 @@ from .patch_torch import forget
 from .tracker import Tracker
 from .where import user_line
 
+FLUSH_NS = 2_000_000  # a fetch this long pays for its own write (some 20 us)
+
 
 class Fetches:
     """Times each fetch of a process into that process's log. `log` is replaced in a forked worker."""
@@ -113,7 +115,9 @@ def _timed_fetch(original: Callable[..., Any], utils: Any, fetches: Fetches) -> 
                     "c": state[2],
                     "cpu": cpu,
                     "q": queued,
-                }
+                },
+                # persistent workers are killed at the end: what took long enough to matter is on disk before that
+                flush=ended - began > FLUSH_NS,
             )
             state[1] += 1
 
