@@ -165,7 +165,8 @@ class Lane(msgspec.Struct, frozen=True):
 
     start_ns (relative to the view's start), length_ns, name: parallel tuples; name indexes TimelineView.names.
     detail: `exact` or `merged N ns` when events shorter than N ns that lie in one N ns cell were drawn as one.
-    count: how many events each drawn one stands for; empty = one each. A merged one bears the name that fills most of it.
+    count: how many events each drawn one stands for; empty = one each. A merged one is as long as the time that it stands
+    for, and bears the name that fills most of it.
     """
 
     label: str

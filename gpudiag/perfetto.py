@@ -173,9 +173,10 @@ def _judged(diagnosis: Diagnosis, accounts: Sequence[Account], clock: _Clock, ba
         yield from _flat_track(
             base, tid, f"{device_label(account.rank, account.device, False)}: who owns the time", tid
         )
-        for start, end, owner in zip(
-            account.seg_start.tolist(), account.seg_end.tolist(), account.seg_owner.tolist(), strict=True
-        ):
+        if not len(account.window):
+            continue
+        columns = account.segments(int(account.window.start[0]), int(account.window.end[-1]))
+        for start, end, owner in zip(*(column.tolist() for column in columns), strict=True):
             yield _slice(labels[owner], "account", base, tid, clock.us(start), _length(end - start))
         tid += 1
     for number, finding in enumerate(diagnosis.findings, 1):

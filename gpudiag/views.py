@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -72,7 +72,7 @@ def _windows(account: Account) -> Iterator[tuple[str, int, int]]:
 
 def _typical(account: Account, length: Int64) -> int:
     """The step nearest the median in length and in how its time is owned: nearness of length alone may pick an odd one."""
-    parts = np.array([[step.get(part, 0) for part in PARTS] for step in account.per_step()], np.int64)
+    parts = np.array([[step.get(part, 0) for part in PARTS] for step in account.per_step], np.int64)
     if len(parts) != length.size:  # the account's steps are not only the steady ones
         return int(np.abs(length - np.median(length)).argmin())
     away = np.abs(parts - np.median(parts, axis=0)).sum(axis=1) + np.abs(length - np.median(length))
@@ -80,7 +80,11 @@ def _typical(account: Account, length: Int64) -> int:
 
 
 def _view(timeline: Timeline, account: Account, title: str, start: int, end: int, max_events: int) -> TimelineView:
-    lanes = [lane for lane in _lanes(timeline, account, start, end) if lane.start.size]
+    lanes = [
+        replace(lane, start=np.clip(lane.start, start, end), end=np.clip(lane.end, start, end))
+        for lane in _lanes(timeline, account, start, end)
+        if lane.start.size
+    ]
     width = _merge_width(lanes, start, end, max_events)
     names = _Names([*timeline.strings, *PARTS])
     return TimelineView(
@@ -89,7 +93,7 @@ def _view(timeline: Timeline, account: Account, title: str, start: int, end: int
         device=account.device,
         start_ns=start,
         end_ns=end,
-        lanes=tuple(_drawn(lane, start, end, width, names) for lane in lanes),
+        lanes=tuple(_drawn(lane, start, width, names) for lane in lanes),
         names=names.texts(),
     )
 
@@ -97,9 +101,8 @@ def _view(timeline: Timeline, account: Account, title: str, start: int, end: int
 def _lanes(timeline: Timeline, account: Account, start: int, end: int) -> Iterator[_Events]:
     """Every lane in the order in which it is drawn: owners, the host from the outside in, then the device."""
     first_part = len(timeline.strings)
-    owner = _within(account.seg_start, account.seg_end, start, end)
-    codes = (account.seg_owner[owner].astype(np.int32) + first_part).astype(np.int32)
-    yield _Events("Who owns the time", "owner", account.seg_start[owner], account.seg_end[owner], codes)
+    seg_start, seg_end, owner = account.segments(start, end)
+    yield _Events("Who owns the time", "owner", seg_start, seg_end, owner.astype(np.int32) + first_part)
 
     ops = timeline.gpu_ops
     if ops is not None:
@@ -236,19 +239,43 @@ def _levels(table: HostTable, count: int) -> Iterator[Index]:
 def _merge_width(lanes: list[_Events], start: int, end: int, max_events: int) -> int:
     """The smallest power of two of ns at which all lanes together have at most max_events; 0 when they do as they are."""
     width = 0
-    while sum(_groups(lane, start, width).size for lane in lanes) > max_events:
+    while sum(_merged(lane, start, width)[0].size for lane in lanes) > max_events:
         width = max(2 * width, max(1, (end - start) >> 20))
     return width
 
 
-def _groups(lane: _Events, origin: int, width: int) -> Index:
-    """Where each drawn event begins. Neighbours merge when each is shorter than `width` and they start in one cell of it."""
+def _merged(lane: _Events, origin: int, width: int) -> tuple[Int64, Int64, Int32, Int64]:
+    """(start, length, name, count) of what is drawn: neighbours shorter than `width` that start in one cell of it are one.
+
+    A merged one is as long as the time that it stands for, so that a lane's total stays true, and bears the name that
+    fills most of it. The owners of a cell stay apart, one piece each: the picture's account is the account.
+    """
+    length = lane.end - lane.start
+    one = np.ones(lane.start.size, np.int64)
     if width == 0 or not lane.start.size:
-        return np.arange(lane.start.size)
-    short = lane.end - lane.start < width
+        return lane.start, length, lane.name, one
+    short = length < width
     cell = (lane.start - origin) // width
-    joins = short[1:] & short[:-1] & (cell[1:] == cell[:-1])
-    return np.flatnonzero(np.concatenate([[True], ~joins]))
+    begins = np.ones(lane.start.size, bool)
+    begins[1:] = ~(short[1:] & short[:-1] & (cell[1:] == cell[:-1]))
+    group = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    # Per group and name: the time and the number.
+    by_name = np.lexsort((lane.name, group))
+    changes = np.ones(by_name.size, bool)
+    changes[1:] = (np.diff(group[by_name]) != 0) | (np.diff(lane.name[by_name]) != 0)
+    pieces = np.flatnonzero(changes)
+    piece_group, piece_name = group[by_name][pieces], lane.name[by_name][pieces]
+    piece_time = np.add.reduceat(length[by_name], pieces)
+    if lane.kind == "owner":
+        before = np.cumsum(piece_time) - piece_time
+        in_group = before - before[np.searchsorted(piece_group, piece_group)]
+        return lane.start[first][piece_group] + in_group, piece_time, piece_name, np.add.reduceat(one[by_name], pieces)
+    most = np.lexsort((piece_name, -piece_time, piece_group))
+    name = piece_name[most[np.searchsorted(piece_group[most], np.arange(first.size))]]
+    extent = np.maximum.reduceat(lane.end, first) - lane.start[first]
+    time = np.minimum(np.add.reduceat(length, first), extent)  # events of one lane may overlap
+    return lane.start[first], time, name, np.add.reduceat(one, first)
 
 
 class _Names:
@@ -270,28 +297,15 @@ class _Names:
         return tuple(text if len(text) <= limit else f"{text[: limit - 12]}…{text[-11:]}" for text in texts)
 
 
-def _drawn(lane: _Events, start: int, end: int, width: int, names: _Names) -> Lane:
-    first = _groups(lane, start, width)
-    last = np.append(first[1:], lane.start.size)
-    begins = np.clip(lane.start[first], start, end) - start
-    # Events may overlap, so the last to start need not be the last to end.
-    ends = np.clip(np.maximum.reduceat(lane.end, first), start, end) - start
-    count = last - first
-    name = lane.name[first].copy()
-    for i in np.flatnonzero(count > 1):
-        name[i] = _fills_most(lane, int(first[i]), int(last[i]))
+def _drawn(lane: _Events, origin: int, width: int, names: _Names) -> Lane:
+    start, length, name, count = _merged(lane, origin, width)
     merged = bool((count > 1).any())
     return Lane(
         label=lane.label,
         kind=lane.kind,
-        start_ns=tuple(begins.tolist()),
-        length_ns=tuple((ends - begins).tolist()),
+        start_ns=tuple((start - origin).tolist()),
+        length_ns=tuple(length.tolist()),
         name=tuple(names.code(code) for code in name.tolist()),
         detail=f"merged {width} ns" if merged else "exact",
         count=tuple(count.tolist()) if merged else (),
     )
-
-
-def _fills_most(lane: _Events, low: int, high: int) -> int:
-    code, inverse = np.unique(lane.name[low:high], return_inverse=True)
-    return int(code[np.bincount(inverse, weights=(lane.end - lane.start)[low:high]).argmax()])

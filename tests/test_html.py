@@ -120,7 +120,14 @@ class Outline(HTMLParser):
 
 def test_the_report_states_verdict_account_findings_and_fixes_in_that_order() -> None:
     text = "".join(Outline(render(diagnosis())).text).replace("\u00a0", " ")
-    order = ["Bottleneck: input", "The GPU waits 53.1 ms", "idle: waits for input", "44.5 %", "Overall timeline"]
+    order = [
+        "Bottleneck: input",
+        "The GPU waits 53.1 ms",
+        "Do this first: Load in worker processes",
+        "idle: waits for input",
+        "44.5 %",
+        "Overall timeline",
+    ]
     order += ["The GPU waits for the data loader", "num_workers=4", "no NVML samples", "NVIDIA A100-SXM4-40GB"]
     at = -1
     for words in order:

@@ -52,6 +52,7 @@ def render(diagnosis: Diagnosis) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=script_data(diagnosis, shown),
+        first=_first(diagnosis, findings),
         figures=_figures(diagnosis),
         accounts=_accounts(diagnosis),
         more_accounts=max(0, len(diagnosis.accounts) - MAX_ACCOUNTS),
@@ -96,6 +97,14 @@ def account_title(diagnosis: Diagnosis, account: AccountInfo) -> str:
     label = _upper(label)
     name = next((d.name for d in diagnosis.devices if (d.rank, d.device) == (account.rank, account.device)), "")
     return f"{label}, {clean(name, 60)}" if name else label
+
+
+def _first(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best fix of the finding with most to win, when the verdict names a bottleneck."""
+    if diagnosis.verdict.status != "bottleneck" or not diagnosis.findings or not diagnosis.findings[0].fixes:
+        return None
+    number = in_page_order(diagnosis).index(diagnosis.findings[0]) + 1
+    return {"number": number, "change": findings[number - 1]["fixes"][0]["change"]}
 
 
 def _step_charts(diagnosis: Diagnosis) -> list[dict[str, Any]]:

@@ -151,7 +151,8 @@ function timeline(data, still) {
     const y = AXIS + 2 + m.row * MARK, left = gutter + EDGE;
     let from = -1, room = 0, last = -1, held = null;
     const put = ([a, b]) => {
-      c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1; c.fillRect(a, y + MARK - 4, b - a, 2);
+      if (b - a > 4) { c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1; }
+      c.fillRect(a, y + MARK - 4, b - a, 2);
       if (from < 0) from = Math.max(a, left);
       last = b;
     };
