@@ -18,7 +18,6 @@ from gpudiag.units import format_ns, format_percent
 
 MAX_EVENTS = 120_000  # 12 bytes an event as written below: about 1.5 MB; views beyond that are left out
 SHORT = 60
-NEAR = 0.004  # of the view: 4 px on a screen 1,000 px wide
 MAX_MARKS = 24
 
 
@@ -51,15 +50,14 @@ class Picture:
         return [code for code, name in names if code in drawn and name in finding.parts and name != "compute"]
 
     def longest(self, finding: Finding) -> tuple[int, int, int] | None:
-        """(view, start, end) of the longest stretch of `parts`; stretches closer together than NEAR of the view are one."""
+        """(view, start, end) of the longest stretch of `parts` without a break."""
         mine = set(self.parts(finding))
         if not mine:
             return None
         lane = self.view.lanes[0]
-        near = (self.view.end_ns - self.view.start_ns) * NEAR
         found: list[tuple[int, int]] = []
         for start, length, code in zip(lane.start_ns, lane.length_ns, lane.name, strict=True):
-            if code in mine and found and start - found[-1][1] <= near:
+            if code in mine and found and start <= found[-1][1]:
                 found[-1] = (found[-1][0], start + length)
             elif code in mine:
                 found.append((start, start + length))

@@ -150,19 +150,21 @@ function timeline(data, still) {
   function evidence(c, m) {
     const y = AXIS + 2 + m.row * MARK, left = gutter + EDGE;
     let from = -1, room = 0, last = -1, held = null;
-    const put = ([a, b]) => {
-      if (b - a > 4) { c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); c.globalAlpha = 1; }
-      c.fillRect(a, y + MARK - 4, b - a, 2);
+    /* A run of short ones is one bar, as strong as it is full. */
+    const put = ([a, b, full]) => {
+      const strength = Math.min(1, full / (b - a));
+      if (b - a > 4 && strength > .6) { c.globalAlpha = .06; c.fillRect(a, y, b - a, height - y); }
+      c.globalAlpha = Math.max(.18, strength); c.fillRect(a, y + MARK - 4, b - a, 2); c.globalAlpha = 1;
       if (from < 0) from = Math.max(a, left);
       last = b;
     };
     c.fillStyle = colours.bad;
     for (const [s, e] of m.spans) {
       if (e < t0 || s > t1) continue;
-      const a = x(s), b = Math.max(x(e), a + 1.5);
-      if (held && a - held[1] < 2.5) { held[1] = Math.max(held[1], b); continue; } /* too near to see apart */
+      const a = x(s), b = Math.max(x(e), a + 1), full = x(e) - a, short = b - a < 5;
+      if (held && held[3] && short && a - held[1] < 4) { held[1] = b; held[2] += full; continue; }
       if (held) put(held);
-      held = [a, b];
+      held = [a, b, full, short];
     }
     if (held) put(held);
     if (from < 0) return;
@@ -381,7 +383,7 @@ function timeline(data, still) {
   for (const b of document.querySelectorAll(".pick")) b.addEventListener("click", () => show(Number(b.dataset.view)));
   for (const b of document.querySelectorAll(".zoom button")) b.addEventListener("click", () => ({ in: () => zoom(.5, (t0 + t1) / 2), out: () => zoom(2, (t0 + t1) / 2), all: () => go(0, view.span) })[b.dataset.do]());
   for (const b of document.querySelectorAll(".show")) b.addEventListener("click", () => {
-    show(Number(b.dataset.view)); const a = Number(b.dataset.from), z = Number(b.dataset.to), pad = (z - a) * .15 + MIN_SPAN; go(a - pad, z + pad, true);
+    show(Number(b.dataset.view)); const a = Number(b.dataset.from), z = Number(b.dataset.to), pad = Math.max((z - a) * .15, view.span * .02); go(a - pad, z + pad, true);
     document.getElementById("timeline").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" }); main.focus({ preventScroll: true });
   });
   new ResizeObserver(() => { if (Math.abs(box.clientWidth - width) > 1) measure(); }).observe(box);
