@@ -559,8 +559,10 @@ def test_a_hundred_thousand_events_open_and_redraw_quickly_within_two_megabytes(
 
 
 def test_it_prints_to_pages_with_the_reasons_open(open_report: Any, tmp_path: Path) -> None:
-    page = open_report(diagnosis()).page
+    page = open_report(diagnosis(), color_scheme="dark").page
     page.emulate_media(media="print")
+    colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    assert page.evaluate(colours) == ["rgb(255, 255, 255)", "rgb(29, 30, 34)"]  # ink on paper, whatever the screen is
     file = tmp_path / "report.pdf"
     page.pdf(path=str(file), format="A4", print_background=True)
     assert file.read_bytes().startswith(b"%PDF") and file.stat().st_size > 20_000

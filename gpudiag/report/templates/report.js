@@ -33,6 +33,11 @@
     });
   });
 
-  /* On paper nothing can be opened: the reasons are open, the long tables stay shut. */
-  addEventListener("beforeprint", () => { for (const d of document.querySelectorAll(".finding details")) d.open = true; });
+  /* On paper nothing can be opened: the reasons are open, the long tables stay shut; and paper is light. */
+  let before = null;
+  addEventListener("beforeprint", () => {
+    for (const d of document.querySelectorAll(".finding details")) d.open = true;
+    before = root.dataset.theme || ""; root.dataset.theme = "light"; if (picture) picture.repaint();
+  });
+  addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; if (picture) picture.repaint(); });
 })();
