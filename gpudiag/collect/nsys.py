@@ -252,9 +252,14 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(sessions: frozenset[int]) -> None:
-    for pid in _members(sessions):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for _ in range(20):  # a kill takes effect a moment later
+        pids = _members(sessions)
+        if not pids:
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _agents(nsys_pid: int) -> list[int]:
