@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,10 @@ class Codes(dict[str, int]):
         code = self[text] = len(self.texts)
         self.texts.append(text)
         return code
+
+    def distinct(self, codes: npt.NDArray[Any]) -> dict[int, str]:
+        """The distinct codes of a column and their texts."""
+        return {int(code): self.texts[code] for code in np.flatnonzero(np.bincount(codes))}
 
 
 class Columns:

@@ -13,19 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.errors import GpudiagError
-from gpudiag.intervals import Int64
 from gpudiag.read._kineto_columns import GPU_TABLES, NO_TIME, TABLES, Codes, Columns
+from gpudiag.read._kineto_gpu import gpu_columns
 from gpudiag.read._kineto_meta import Meta, describe, devices, host
-from gpudiag.read.names import api_name, is_communication
+from gpudiag.read.names import api_name
 from gpudiag.timeline import (
     ApiCalls,
     Bool,
-    CopyKind,
     CpuOps,
     GpuOps,
     Int32,
-    Kind,
-    MemKind,
     Overheads,
     PyCalls,
     Ranges,
@@ -44,19 +41,6 @@ _USER_SCOPE = re.compile(
 )
 _INDEX = re.compile(r"(?:ProfilerStep\*?|gpudiag::\w+)#(\d{1,18})$")
 _QUEUE_FULL = re.compile(r"command[ _]buffer[ _]full", re.IGNORECASE)
-# "Memcpy HtoD (Pageable -> Device)"; "CopyHostToDevice" of ROCm's first years. A = array, which lies on the device.
-_COPY = re.compile(
-    r"(?:\b|Copy)([HDPA])(?:ost|evice)?[tT]o([HDPA])(?:ost|evice)?\b(?: \((\w+)[\w ]* -> (\w+)[\w ]*\))?"
-)
-_DIRECTIONS = {"HD": CopyKind.H2D, "DH": CopyKind.D2H, "DD": CopyKind.D2D, "PP": CopyKind.P2P, "HH": CopyKind.H2H}
-_MEMORIES = {
-    "Pageable": MemKind.PAGEABLE,
-    "Pinned": MemKind.PINNED,
-    "Device": MemKind.DEVICE,
-    "Managed": MemKind.MANAGED,
-    "Array": MemKind.OTHER,
-}
-_KINDS = {"kernel": Kind.KERNEL, "memcpy": Kind.MEMCPY, "memset": Kind.MEMSET}
 # Categories of accelerators whose rows no rule speaks about.
 _OTHER_ACCELERATOR = re.compile(r"(?:mtia|glow|hpu|xpu|privateuse1)_")
 _HOUR = 3600 * 10**9  # ns
@@ -76,6 +60,11 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
     """
     categories = frozenset(columns.seen)
     others = sorted(c for c in categories if _OTHER_ACCELERATOR.match(c))
+    if not columns.seen.total():
+        raise GpudiagError(
+            f"{path}: the trace holds no event that can be read",
+            "record again, and check that prof.step() is called often enough for the schedule to reach its active steps",
+        )
     if not categories & (TABLES.keys() | {"Trace"}) and not others:
         raise GpudiagError(
             f"{path}: none of its {columns.seen.total()} events is one of torch.profiler's",
@@ -90,7 +79,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
     _drop_clamped(tables, columns.repairs)
     _move_user_scopes(tables, names)
     api = _api_calls(tables.pop("api", None), names)
-    gpu = _gpu_ops({t: tables.pop(t) for t in GPU_TABLES if t in tables}, names, api)
+    gpu = _table(GpuOps, gpu_columns({t: tables.pop(t) for t in GPU_TABLES if t in tables}, names, api))
     cpu = _table(CpuOps, tables.pop("cpu_op", None))
     ranges = _ranges(tables.pop("range", None), names)
     python = _python(tables.pop("python", None), cpu, ranges)
@@ -169,15 +158,10 @@ def _empty(kind: type[_T]) -> _T:
     return kind(**{f.name: np.empty(0, dtypes[str(f.type)]) for f in fields(kind)})
 
 
-def _distinct(codes: npt.NDArray[Any], names: Codes) -> dict[int, str]:
-    """The distinct codes of a column and their texts."""
-    return {int(code): names.texts[code] for code in np.flatnonzero(np.bincount(codes))}
-
-
 def _by_name(codes: npt.NDArray[Any], names: Codes, wanted: re.Pattern[str]) -> Bool:
     """Which of n rows have a name that matches from its start; each distinct name is matched once."""
     mask = np.zeros(len(names), bool)
-    mask[[code for code, text in _distinct(codes, names).items() if wanted.match(text)]] = True
+    mask[[code for code, text in names.distinct(codes).items() if wanted.match(text)]] = True
     rows: Bool = mask[codes]
     return rows
 
@@ -208,7 +192,7 @@ def _ranges(columns: _Columns | None, names: Codes) -> Ranges | None:
     """ProfilerStep#7 keeps its name and has index 7; gpudiag::step#7 becomes `step` of domain gpudiag with index 7."""
     if columns is None:
         return None
-    distinct = _distinct(columns["name"], names)
+    distinct = names.distinct(columns["name"])
     index = np.full(len(names), -1, np.int64)
     ours = {}
     for code, text in distinct.items():
@@ -226,7 +210,7 @@ def _ranges(columns: _Columns | None, names: Codes) -> Ranges | None:
 def _api_calls(columns: _Columns | None, names: Codes) -> ApiCalls | None:
     if columns is None:
         return None
-    plain = {code: api_name(text) for code, text in _distinct(columns["name"], names).items()}
+    plain = {code: api_name(text) for code, text in names.distinct(columns["name"]).items()}
     columns["name"] = _renamed(columns["name"], names, plain)
     return _table(ApiCalls, columns)
 
@@ -252,57 +236,3 @@ def _python(columns: _Columns | None, cpu: CpuOps | None, ranges: Ranges | None)
                 columns["thread"] = np.where(nowhere, thread, columns["thread"])
                 break
     return _table(PyCalls, columns)
-
-
-def _gpu_ops(tables: dict[str, _Columns], names: Codes, api: ApiCalls | None) -> GpuOps | None:
-    if not tables:
-        return None
-    kinds = np.concatenate([np.full(t["start"].size, _KINDS[name], np.int8) for name, t in tables.items()])
-    columns = {name: np.concatenate([t[name] for t in tables.values()]) for name in next(iter(tables.values()))}
-    # pid and tid of a GPU row are the device and the stream; args say it again since 2021, but not in every writer.
-    device = np.where(columns["device"] >= 0, columns["device"], columns["process"])
-    distinct = _distinct(columns["name"], names)
-    collectives = [code for code, text in distinct.items() if is_communication(text)]
-    kinds[np.isin(columns["name"], collectives) & (kinds == Kind.KERNEL)] = Kind.COMM
-    direction, source, target = (np.full(len(names), start, np.int8) for start in (-1, 0, 0))
-    for code in np.unique(columns["name"][kinds == Kind.MEMCPY]):
-        direction[code], source[code], target[code] = _copy(distinct[int(code)])
-    is_copy = kinds == Kind.MEMCPY
-    occupancy = columns["occupancy"] / 100
-    columns |= {
-        "device": np.clip(device, -(2**31), 2**31 - 1).astype(np.int32),
-        "stream": np.where(columns["stream"] >= 0, columns["stream"], columns["thread"]),
-        "kind": kinds,
-        "copy_kind": np.where(is_copy, direction[columns["name"]], np.int8(CopyKind.NONE)),
-        "src_mem": np.where(is_copy, source[columns["name"]], np.int8(MemKind.UNKNOWN)),
-        "dst_mem": np.where(is_copy, target[columns["name"]], np.int8(MemKind.UNKNOWN)),
-        "process": _launchers(columns["correlation"], api),
-        "threads": np.clip(columns["threads"], -1, 2**31 - 1).astype(np.int32),
-        "registers": np.clip(columns["registers"], -1, 2**31 - 1).astype(np.int32),
-        "local_bytes": np.full(kinds.size, -1, np.int64),
-        "occupancy": np.where((occupancy >= 0) & (occupancy <= 1), occupancy, np.nan).astype(np.float32),
-    }
-    return _table(GpuOps, columns)
-
-
-def _copy(name: str) -> tuple[CopyKind, MemKind, MemKind]:
-    """(direction, from, to) of `Memcpy HtoD (Pageable -> Device)`. ROCm's `Host` may be pageable or pinned and stays unknown."""
-    found = _COPY.search(name)
-    if not found:
-        return CopyKind.UNKNOWN, MemKind.UNKNOWN, MemKind.UNKNOWN
-    direction = _DIRECTIONS.get((found[1] + found[2]).replace("A", "D"), CopyKind.UNKNOWN)
-    return direction, _MEMORIES.get(found[3], MemKind.UNKNOWN), _MEMORIES.get(found[4], MemKind.UNKNOWN)
-
-
-def _launchers(correlation: Int64, api: ApiCalls | None) -> Int64:
-    """The process of the call with the same correlation id; with one process in the file that process for every row."""
-    if api is None or not len(api):
-        return np.zeros(correlation.size, np.int64)
-    if bool((api.process == api.process[0]).all()):
-        return np.full(correlation.size, api.process[0])
-    order = np.argsort(api.correlation, kind="stable")
-    known, process = api.correlation[order], api.process[order]
-    low = np.minimum(np.searchsorted(known, correlation), known.size - 1)
-    high = np.maximum(np.searchsorted(known, correlation, side="right") - 1, 0)
-    certain = (known[low] == correlation) & (process[low] == process[high])
-    return np.where(certain, process[low], 0)
