@@ -145,7 +145,7 @@ def measure_latency(loop: Loop, step: Callable[[], Any], batch: int, rules: Meas
 
 
 def measure_training(loop: Loop, step: TrainingStep, rules: MeasuringRules) -> Training:
-    before = len(step.losses)
+    before, skipped = len(step.losses), step.steps_skipped
     rate = loop.throughput(step, step.job.batch, rules.train_iterations)
     losses = step.loss_values()[before:]
     bad = sum(not -float("inf") < loss < float("inf") for loss in losses)
@@ -153,8 +153,9 @@ def measure_training(loop: Loop, step: TrainingStep, rules: MeasuringRules) -> T
     return Training(
         batch=step.job.batch,
         images_per_s=rate,
+        losses=len(losses),
         losses_not_finite=bad,
-        steps_skipped=step.steps_skipped,
+        steps_skipped=step.steps_skipped - skipped,
         first_loss=finite[0] if finite else None,
         last_loss=finite[-1] if finite else None,
         data=describe(rules),

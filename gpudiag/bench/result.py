@@ -145,10 +145,12 @@ class Power(msgspec.Struct, frozen=True):
 
 
 class Training(msgspec.Struct, frozen=True):
-    """End to end: loading, copy, forward, backward, update. losses_not_finite: of all measured steps. steps_skipped: by the loss scaler."""
+    """End to end: loading, copy, forward, backward, update. losses: of all steps of the rounds, warm-up included; steps_skipped: by
+    the loss scaler, of these."""
 
     batch: int
     images_per_s: Rounds
+    losses: int
     losses_not_finite: int
     steps_skipped: int
     first_loss: float | None

@@ -361,7 +361,7 @@ def unstable_lines(result: BenchResult) -> list[str]:
 
 def loss_lines(models: Sequence[ModelResult]) -> list[str]:
     return [
-        f"{model.model}, {run.mode} {run.dtype}: {run.training.losses_not_finite} of the measured losses are not finite"
+        f"{model.model}, {run.mode} {run.dtype}: {run.training.losses_not_finite} of {run.training.losses} losses are not finite"
         for model in models
         for run in model.runs
         if run.training and run.training.losses_not_finite
