@@ -119,6 +119,19 @@ def test_a_trial_recording_that_fails_is_a_finding_and_not_an_error(monkeypatch:
     assert found.status == "missing" and "sem_open" in found.found
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "status"),
+    [
+        ("0.2.11", "2022.4.2", "ok"),
+        ("0.2.12", "2024.2.3", "limited"),
+        ("0.2.17", "2025.1.1", "ok"),
+        (None, "2022.4.2", "ok"),
+    ],
+)
+def test_a_package_whose_ranges_that_nsys_loses_is_named(package: str | None, version: str, status: str) -> None:
+    assert checks._own_ranges({"packages": {"nvtx": package} if package else {}}, version).status == status
+
+
 @pytest.mark.nsys
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
 def test_a_trial_recording_holds_our_range() -> None:

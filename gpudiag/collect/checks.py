@@ -52,6 +52,7 @@ def all_checks(
     if path is not None:
         yield _importer(path)
         yield _ranges() if trial else Check("NVTX ranges", "unknown", "not tried")
+        yield _own_ranges(facts, nsys_version(path))
     yield _cupti(root)
     yield _paranoid(root)
     yield _other_profiler(env)
@@ -164,6 +165,18 @@ def _ranges() -> Check:
             name, "missing", "nsys ran, but our range did not arrive", lost, "use --with torch, or another nsys"
         )
     return Check(name, "ok", "a trial recording holds ours")
+
+
+def _own_ranges(facts: Mapping[str, Any], version: str) -> Check:
+    """Measured: `nvtx` up to 0.2.11 arrives, 0.2.12 to 0.2.17 does not (collect/inject/nvtx_emit.py), with nsys 2022.4,
+    2023.4 and 2024.2; newer ones were not tried."""
+    name, package = "nvtx package", facts.get("packages", {}).get("nvtx")
+    if package is None:
+        return Check(name, "ok", "not installed, and not needed")
+    if _numbers(package) >= [0, 2, 12] and _numbers(version)[:2] <= [2024, 2]:
+        lost = f"your own ranges in recordings by nsys {version}: the package believes that its domains are disabled"
+        return Check(name, "limited", package, lost, "pip install 'nvtx<0.2.12', or a newer nsys")
+    return Check(name, "ok", package)
 
 
 def _cupti(root: Path) -> Check:
