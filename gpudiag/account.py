@@ -1,13 +1,13 @@
 """The exclusive time account: every nanosecond of the window has exactly one owner (DESIGN 4).
 
-`Account.segments` cut the window into pieces with one owner each; `parts` are their sums, so they add up to the window
-by construction. Device-level unions only; idle time is never summed over streams.
+Each claimant takes from what the ones before it left of the window, so the parts add up to the window by construction. Device-level unions only; idle time is never summed over streams.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -63,7 +63,6 @@ HOST_PARTS: tuple[str, ...] = (
     "host.other",
 )
 PARTS: tuple[str, ...] = DEVICE_PARTS + HOST_PARTS
-_CODE = {name: code for code, name in enumerate(PARTS)}
 HOST_DEVICE = -1
 
 
@@ -71,16 +70,14 @@ HOST_DEVICE = -1
 class Account:
     """One device (or, device -1, the host of a run without GPU work) over its window.
 
-    window: what is accounted for. seg_start, seg_end: int64, ns, rising and disjoint, together exactly the window;
-    seg_owner: codes into PARTS. steps: the steady steps, empty for scope "span".
+    window: what is accounted for. owned: the time of each part that has any, by name in the order of PARTS; disjoint, and
+    together exactly the window. steps: the steady steps, empty for scope "span".
     """
 
     rank: int
     device: int
     window: Intervals
-    seg_start: Int64
-    seg_end: Int64
-    seg_owner: Int8
+    owned: dict[str, Intervals]
     steps: Steps
 
     @property
@@ -91,29 +88,33 @@ class Account:
     def total(self) -> int:
         return self.window.total()
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, int]:
         """ns by part; parts with no time are left out."""
-        sums = np.zeros(len(PARTS), np.int64)
-        length = self.seg_end - self.seg_start
-        for code in np.flatnonzero(np.bincount(self.seg_owner, minlength=len(PARTS))):
-            sums[code] = length[self.seg_owner == code].sum()  # exact: bincount would sum weights in floats
-        return {PARTS[code]: int(sums[code]) for code in np.flatnonzero(sums)}
+        return {name: time.total() for name, time in self.owned.items()}
 
     def owned_by(self, part: str) -> Intervals:
         """The time of one part as intervals."""
-        mine = np.flatnonzero(self.seg_owner == _CODE[part])
-        return Intervals.union_of(self.seg_start[mine], self.seg_end[mine])
+        return self.owned.get(part, Intervals.empty())
 
+    @cached_property
     def per_step(self) -> list[dict[str, int]]:
         """The parts of each steady step; together they are `parts`."""
         if not len(self.steps):
             return []
-        present = np.flatnonzero(np.bincount(self.seg_owner, minlength=len(PARTS)))
-        table = np.zeros((len(PARTS), len(self.steps)), np.int64)
-        for code in present:
-            table[code] = self.owned_by(PARTS[code]).covered_in(self.steps.start, self.steps.end)
-        return [{PARTS[code]: int(column[code]) for code in np.flatnonzero(column)} for column in table.T]
+        columns = {
+            name: time.covered_in(self.steps.start, self.steps.end).tolist() for name, time in self.owned.items()
+        }
+        return [{name: column[i] for name, column in columns.items() if column[i]} for i in range(len(self.steps))]
+
+    def segments(self, start: int, end: int) -> tuple[Int64, Int64, Int8]:
+        """The pieces between two times in rising order: start, end, owner (code into PARTS)."""
+        pieces = [(PARTS.index(name), time.clip(start, end)) for name, time in self.owned.items()]
+        starts = np.concatenate([piece.start for _, piece in pieces]) if pieces else np.empty(0, np.int64)
+        ends = np.concatenate([piece.end for _, piece in pieces]) if pieces else np.empty(0, np.int64)
+        owner = np.repeat(np.array([code for code, _ in pieces], np.int8), [len(piece) for _, piece in pieces])
+        order = np.argsort(starts, kind="stable")
+        return starts[order], ends[order], owner[order]
 
 
 def device_account(rank: int, device: int, window: Intervals, layers: Layers, host: HostWork, steps: Steps) -> Account:
@@ -191,22 +192,16 @@ def _settle(
 ) -> Account:
     """Give each claimant in turn what is left of its claim, and the rest to `rest`."""
     left = window
-    pieces: list[Intervals] = []
-    owners: list[int] = []
-    for name, claim in claims:
+    owned: dict[str, list[Intervals]] = {}
+    for name, claim in [*claims, (rest, window)]:
         got = left.intersect(claim)
         if len(got):
-            pieces.append(got)
-            owners.append(_CODE[name])
+            owned.setdefault(name, []).append(got)
             left = left.subtract(got)
-    if len(left):
-        pieces.append(left)
-        owners.append(_CODE[rest])
-    if not pieces:
-        empty = np.empty(0, np.int64)
-        return Account(rank, device, window, empty, empty, np.empty(0, np.int8), steps)
-    start = np.concatenate([piece.start for piece in pieces])
-    end = np.concatenate([piece.end for piece in pieces])
-    owner = np.repeat(np.array(owners, np.int8), [len(piece) for piece in pieces])
-    order = np.argsort(start, kind="stable")  # a merge of sorted runs
-    return Account(rank, device, window, start[order], end[order], owner[order], steps)
+    return Account(
+        rank,
+        device,
+        window,
+        {name: reduce(Intervals.union, owned[name]) for name in PARTS if name in owned},
+        steps,
+    )

@@ -110,7 +110,7 @@ class Launches:
     call_of: for each GPU op the row of its call in api_calls, -1 none. Shape (ops,).
     """
 
-    call_of: npt.NDArray[np.int64]
+    call_of: Int32
 
 
 def join_launches(ops: GpuOps, calls: ApiCalls) -> Launches:
@@ -118,7 +118,7 @@ def join_launches(ops: GpuOps, calls: ApiCalls) -> Launches:
 
     Where several calls share one correlation id the first that starts wins. O(n) where the ids are dense, else O(n log n).
     """
-    call_of = np.full(len(ops), -1, np.int64)
+    call_of = np.full(len(ops), -1, np.int32)
     if not len(calls) or not len(ops):
         return Launches(call_of)
     one = ops.process[0]
@@ -132,24 +132,26 @@ def join_launches(ops: GpuOps, calls: ApiCalls) -> Launches:
     return Launches(call_of)
 
 
-def _lookup(keys: Int64, wanted: Int64) -> npt.NDArray[np.int64]:
+def _lookup(keys: Int64, wanted: Int64) -> Int32:
     """For each wanted key its first row in keys, or -1. Keys below 0 never match."""
     low, high = (int(keys.min()), int(keys.max())) if keys.size else (0, -1)
     low = max(low, 0)
     if 0 <= high - low < max(8 * keys.size, 1 << 16):
-        table = np.full(high - low + 1, -1, np.int64)
+        table = np.full(high - low + 1, -1, np.int32)
         usable = keys >= 0
         if usable.all():
-            table[(keys - low)[::-1]] = np.arange(keys.size - 1, -1, -1)
+            table[(keys - low)[::-1]] = np.arange(keys.size - 1, -1, -1, dtype=np.int32)
         else:
             rows = np.flatnonzero(usable)[::-1]
             table[keys[rows] - low] = rows
         inside = (wanted >= low) & (wanted <= high)
-        return np.where(inside, table[np.where(inside, wanted - low, 0)], -1)
+        found = table[np.where(inside, wanted - low, 0)]
+        found[~inside] = -1
+        return found
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     at = np.minimum(np.searchsorted(ordered, wanted), keys.size - 1)
-    return np.where((ordered[at] == wanted) & (wanted >= 0), order[at], -1)
+    return np.where((ordered[at] == wanted) & (wanted >= 0), order[at], -1).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,19 +83,21 @@ class Intervals:
             return self._within(int(other.start[0]), int(other.end[0]))
         if len(self) == 1:
             return other._within(int(self.start[0]), int(self.end[0]))
-        if len(other) > 4 * len(self):  # the search is cheaper from the smaller side
+        if len(other) < len(self):  # the search and the trimming are cheaper from the smaller side
             return other.intersect(self)
         # For each of mine, the others that overlap it are a contiguous run [low, high).
         low = np.searchsorted(other.end, self.start, side="right")
-        high = np.searchsorted(other.start, self.end, side="left")
-        count = high - low
-        mine = np.repeat(np.arange(len(self)), count)
-        offset = np.arange(mine.size) - np.repeat(np.cumsum(count) - count, count)
-        theirs = low[mine] + offset
-        return Intervals(
-            np.maximum(self.start[mine], other.start[theirs]),
-            np.minimum(self.end[mine], other.end[theirs]),
-        )
+        count = np.searchsorted(other.start, self.end, side="left") - low
+        hit = np.flatnonzero(count)
+        low, count = low[hit], count[hit]
+        first = np.cumsum(count) - count
+        theirs = np.arange(int(count.sum()), dtype=np.int32)  # 2**31 intervals would fill 32 GiB
+        theirs += np.repeat((low - first).astype(np.int32), count)
+        start, end = other.start[theirs], other.end[theirs]
+        last = first + count - 1
+        start[first] = np.maximum(start[first], self.start[hit])
+        end[last] = np.minimum(end[last], self.end[hit])
+        return Intervals(start, end)
 
     def _within(self, start: int, end: int) -> Intervals:
         """The part inside one window: a slice, with the two pieces at the rim cut."""
@@ -124,12 +126,37 @@ class Intervals:
             other = other._within(int(self.start[0]), int(self.end[0]))
             if not len(other):
                 return self
+        if 8 * len(other) < len(self):
+            return self._subtract_few(other)
         low, high = int(min(self.start[0], other.start[0])) - 1, int(max(self.end[-1], other.end[-1])) + 1
         hole_start = np.empty(len(other) + 1, np.int64)
         hole_start[0], hole_start[1:] = low, other.end
         hole_end = np.empty(len(other) + 1, np.int64)
         hole_end[:-1], hole_end[-1] = other.start, high
         return self.intersect(Intervals(hole_start, hole_end))
+
+    def _subtract_few(self, other: Intervals) -> Intervals:
+        """Much shorter other: only my intervals that it touches are cut, the rest is moved as it is."""
+        low = np.searchsorted(self.end, other.start, side="right")
+        high = np.searchsorted(self.start, other.end, side="left")
+        touched = np.zeros(len(self) + 1, np.int32)  # +1 at the first touched, -1 behind the last
+        np.add.at(touched, low[high > low], 1)
+        np.add.at(touched, high[high > low], -1)
+        mask = np.cumsum(touched[:-1], dtype=np.int32) > 0
+        if not mask.any():
+            return self
+        mine = Intervals(self.start[mask], self.end[mask])
+        edge = int(mine.start[0]) - 1, int(mine.end[-1]) + 1
+        holes = Intervals(
+            np.append(min(edge[0], int(other.start[0]) - 1), other.end),
+            np.append(other.start, max(edge[1], int(other.end[-1]) + 1)),
+        )
+        cut = mine.intersect(holes)
+        at = np.searchsorted(self.start, cut.start, side="right") - 1  # the interval that each piece came from
+        keep = ~mask
+        place = np.cumsum(keep)  # how many kept intervals lie before; pieces follow those
+        where = place[at]
+        return Intervals(np.insert(self.start[keep], where, cut.start), np.insert(self.end[keep], where, cut.end))
 
     def clip(self, start: int, end: int) -> Intervals:
         return self._within(start, end) if end > start else Intervals.empty()

@@ -141,7 +141,7 @@ def _account_info(scope: Scope) -> AccountInfo:
         total_ns=account.total,
         parts=scope.parts,
         steps=len(account.steps),
-        per_step=tuple(account.per_step()[:2_000]),
+        per_step=tuple(account.per_step[:2_000]),
     )
 
 

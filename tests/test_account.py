@@ -51,9 +51,10 @@ def test_each_nanosecond_of_random_timelines_has_one_owner_as_a_bitmap_says(
     account = scope_of(recorder).account
     window = account.window
     assert sum(account.parts.values()) == account.total == window.total()
-    assert np.array_equal(account.seg_start[1:], account.seg_end[:-1]), "segments leave holes or overlap"
     if len(window):
-        assert (account.seg_start[0], account.seg_end[-1]) == (window.start[0], window.end[-1])
+        starts, ends, _ = account.segments(int(window.start[0]), int(window.end[-1]))
+        assert np.array_equal(starts[1:], ends[:-1]), "segments leave holes or overlap"
+        assert (starts[0], ends[-1]) == (window.start[0], window.end[-1])
     low, high = (int(window.start[0]), int(window.end[-1])) if len(window) else (0, 0)
 
     def bitmap(rows: list[tuple[int, int]]) -> np.ndarray:
@@ -166,7 +167,7 @@ def test_steps_of_an_account_sum_to_it() -> None:
         recorder.kernel(step * 100 * US + 10 * US, step * 100 * US + (50 + step) * US)
     account = scope_of(recorder).account
     total: dict[str, int] = {}
-    for step in account.per_step():
+    for step in account.per_step:
         for part, ns in step.items():
             total[part] = total.get(part, 0) + ns
     assert total == account.parts

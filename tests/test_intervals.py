@@ -60,3 +60,10 @@ def test_queries_at_times(raw: list[tuple[int, int]], at: list[int]) -> None:
 def test_intervals_are_not_hashable() -> None:
     with pytest.raises(TypeError):
         hash(Intervals.empty())
+
+
+@given(pairs, st.lists(st.tuples(st.integers(0, 400), st.integers(1, 12)), max_size=3))
+def test_a_short_set_is_cut_out_of_a_long_one(holes: list[tuple[int, int]], few: list[tuple[int, int]]) -> None:
+    many = [(i * 5, i * 5 + 3) for i in range(80) if not any(start <= i < end for start, end in holes)]
+    cuts = [(start, start + length) for start, length in few]
+    assert members(build(many).subtract(build(cuts))) == points(many) - points(cuts)
