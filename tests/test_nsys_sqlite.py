@@ -521,6 +521,26 @@ def test_other_sqlite_files_and_no_sqlite_files_are_refused_by_name_of_what_they
         read_nsys_sqlite(tmp_path / "gone.sqlite")
 
 
+def test_a_file_that_was_cut_short_is_said_to_be(traces: Path, tmp_path: Path) -> None:
+    whole = (traces / "nsys" / "a100_saxpy_old_schema.sqlite").read_bytes()
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(whole[:-5000])
+    with pytest.raises(GpudiagError, match=r"cut short: 1,444,984 of 1,449,984 bytes"):
+        read_nsys_sqlite(path)
+
+
+def test_a_view_without_end_is_not_run(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "x.sqlite")
+    file.api(1, 2, "cudaMalloc")
+    with sqlite3.connect(file.write()) as db:
+        db.execute(
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n) "
+            "SELECT start, start AS end, 0 AS deviceId FROM n"
+        )
+    db.close()
+    assert read_nsys_sqlite(file.path).api_calls is not None
+
+
 def test_the_same_file_gives_the_same_timeline_twice(traces: Path) -> None:
     first, second = (read_nsys_sqlite(traces / "nsys" / "h100_2gpu_train_before.sqlite") for _ in range(2))
     assert first.strings == second.strings

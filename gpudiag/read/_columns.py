@@ -88,9 +88,8 @@ class Database:
         except sqlite3.Error as error:
             raise self.damaged(error) from None
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        names = [
-            str(r[0]) for r in self.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
-        ]
+        # No views: a view may stand for a query without end.
+        names = [str(row[0]) for row in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
         self.tables: dict[str, tuple[str, ...]] = {}
         for name in names:
             # A damaged table definition must not hide the sound ones.
