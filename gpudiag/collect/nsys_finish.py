@@ -51,15 +51,15 @@ def finish_report(output: Path, *, gpu: bool, timeout_s: float = 20.0) -> Finish
     report = _wait_for_report(output, said, timeout_s)
     if report is None:
         return FinishedReport(None, None, failed=_why_no_report(said))
-    notes: list[str] = []
-    if report.suffix == ".qdstrm":
-        notes.append("nsys left a .qdstrm (its importer was not beside it); finished with QdstrmImporter")
     try:
         sqlite = export_report(report, output.parent)
         ranges, kernels, warnings = _verify(sqlite)
     except (GpudiagError, sqlite3.DatabaseError) as error:
         hint = f"; {error.hint}" if isinstance(error, GpudiagError) and error.hint else ""
-        return FinishedReport(report, None, notes=tuple(notes), failed=f"{error}{hint}")
+        return FinishedReport(report, None, failed=f"{error}{hint}")
+    notes = []
+    if report.suffix == ".qdstrm":
+        notes.append("nsys left a .qdstrm (its importer was not beside it); finished with QdstrmImporter")
     if kernels is None and gpu:
         warnings.append("the nsys report holds no kernel: the application used no GPU, or CUPTI was not permitted")
     if not ranges:
