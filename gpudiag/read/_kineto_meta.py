@@ -87,16 +87,17 @@ def describe(meta: Meta, categories: frozenset[str]) -> tuple[str, str]:
         schema = "since 2024: times relative to baseTimeNanoseconds"
     else:
         schema = "2022 to 2024: absolute times"
-    platform = host(meta).cuda
-    return f"torch.profiler (Kineto{', ' + platform if platform else ''})", schema
+    version = host(meta).cuda
+    platform = f", {'CUDA' if meta.cuda_runtime else 'HIP'} {version}" if version else ""
+    return f"torch.profiler (Kineto{platform})", schema
 
 
 def host(meta: Meta) -> HostInfo:
     """The CUDA or HIP version that the recording names, as the runtime packs it (12040 is 12.4, 60443483 is 6.4)."""
     if meta.cuda_runtime:
-        return HostInfo(cuda=f"CUDA {meta.cuda_runtime // 1000}.{meta.cuda_runtime % 1000 // 10}")
+        return HostInfo(cuda=f"{meta.cuda_runtime // 1000}.{meta.cuda_runtime % 1000 // 10}")
     if meta.hip_runtime:
-        return HostInfo(cuda=f"HIP {meta.hip_runtime // 10_000_000}.{meta.hip_runtime % 10_000_000 // 100_000}")
+        return HostInfo(cuda=f"{meta.hip_runtime // 10_000_000}.{meta.hip_runtime % 10_000_000 // 100_000}")
     return HostInfo()
 
 

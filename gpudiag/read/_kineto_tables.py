@@ -108,7 +108,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         rank=(distributed and distributed.rank) or 0,
         world_size=(distributed and distributed.world_size) or 1,
         backend=distributed.backend if distributed else None,
-        time_base_ns=meta.base_ns if meta.base_ns is not None else (0 if _is_absolute(gpu, api, cpu, ranges) else None),
+        time_base_ns=0 if _is_absolute(gpu, api, cpu, ranges) else meta.base_ns,
         recorded=window if window[0] < window[1] else None,
         with_stack=bool(meta.with_stack) or python is not None or columns.call_stacks,
         repairs=tuple(Repair(what, count, columns.seen.total()) for what, count in columns.repairs.items() if count),
@@ -134,14 +134,12 @@ def _warnings(gpu: GpuOps | None, others: Sequence[str]) -> list[str]:
     if others:
         said.append(f"rows of another accelerator ({', '.join(others)}) are not judged")
     elif gpu is None:
-        said.append(
-            "no GPU activity was recorded; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        )
+        said.append(_NO_GPU)
     return said
 
 
 def _is_absolute(*tables: Table | None) -> bool:
-    starts = [int(t.start[-1]) for t in tables if t is not None and len(t)]  # type: ignore[attr-defined]
+    starts = [int(t.start[len(t) // 2]) for t in tables if t is not None and len(t)]  # type: ignore[attr-defined]
     return bool(starts) and max(starts) > _ABSOLUTE
 
 
