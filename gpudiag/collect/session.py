@@ -131,7 +131,9 @@ def _passes(collectors: str) -> tuple[str, ...]:
 
 
 def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()  # dxg: WSL
+    """The driver lists a GPU (a device node alone may be left over, as libcuda's package leaves one); dxg: WSL."""
+    listed = Path("/proc/driver/nvidia/gpus")
+    return (listed.is_dir() and any(listed.iterdir())) or Path("/dev/dxg").exists()
 
 
 def _interpreter(plan: Plan) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle
 from gpudiag.errors import GpudiagError
-from gpudiag.timeline import Kind, Source, Timeline
+from gpudiag.timeline import HostInfo, Kind, Source, Timeline
 
 Progress = Callable[[str], None]
 
@@ -177,7 +178,23 @@ def _worth(capture: CaptureInfo, timelines: Sequence[Timeline]) -> tuple[int, in
 
 def _as_bundle(timeline: Timeline, bundle: Bundle) -> Timeline:
     return replace(
-        timeline, source=Source("bundle", str(bundle.path), timeline.source.recorder, timeline.source.schema)
+        timeline,
+        source=Source("bundle", str(bundle.path), timeline.source.recorder, timeline.source.schema),
+        host=_host(timeline.host, bundle.manifest.environment),
+    )
+
+
+def _host(known: HostInfo, environment: Mapping[str, Any]) -> HostInfo:
+    """What the process said of itself, completed by what the manifest says of the machine."""
+    gpus = environment.get("gpus")
+    return replace(
+        known,
+        usable_cpus=environment.get("usable_cpus", known.usable_cpus),
+        machine_cpus=environment.get("machine_cpus", known.machine_cpus),
+        torch=known.torch or environment.get("torch"),
+        cuda=known.cuda or environment.get("torch_cuda") or environment.get("torch_hip"),
+        debug_switches=known.debug_switches or tuple(environment.get("debug_switches") or ()),
+        gpu_present=bool(gpus) if gpus is not None else known.gpu_present,
     )
 
 
