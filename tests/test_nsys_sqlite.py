@@ -395,6 +395,19 @@ def test_rows_come_sorted_by_start_then_end_with_ties_in_the_order_of_the_file(t
     assert ops.stream.tolist() == [5, 3, 4, 6, 2, 1]
 
 
+def test_an_index_that_someone_added_changes_no_order(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "x.sqlite")
+    for name in ("cudaMalloc", "cudaFree", "cudaMemset", "cudaEventQuery"):
+        file.api(10, 20, name, correlation=-len(name))
+    with sqlite3.connect(file.write()) as db:
+        everything = "correlationId, start, end, globalTid, nameId, eventClass"
+        db.execute(f"CREATE INDEX covering ON CUPTI_ACTIVITY_KIND_RUNTIME ({everything})")
+    db.close()
+    timeline = read_nsys_sqlite(file.path)
+    assert timeline.api_calls is not None
+    assert _names(timeline, timeline.api_calls.name) == ["cudaMalloc", "cudaFree", "cudaMemset", "cudaEventQuery"]
+
+
 def test_names_that_are_not_utf8_or_missing_do_not_stop_the_reading(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "x.sqlite")
     file.kernel(1, 2, b"gemm\xf0\x9f")

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpudiag.intervals import Int64
-from gpudiag.read._columns import ABSENT, Array, Column, Database, Job
+from gpudiag.read._columns import ABSENT, Array, Column, Job
 from gpudiag.read._nsys_meta import copy_kinds, memory_kinds
+from gpudiag.read._sqlite import Database
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
 from gpudiag.read.names import is_communication
 from gpudiag.timeline import CopyKind, GpuOps, Kind, MemKind, Repair

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpudiag.read._columns import Database
+from gpudiag.read._sqlite import Database
 from gpudiag.timeline import CopyKind, DeviceInfo, MemKind
 
 # ENUM_CUDA_MEMCPY_OPER and ENUM_CUDA_MEM_KIND as every export that has these tables numbers them; for those that have none

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpudiag.read._columns import Array, Column, Database, Job
+from gpudiag.read._columns import Array, Column, Job
+from gpudiag.read._sqlite import Database
 from gpudiag.read._tidy import Strings, assemble, check_times, constant, recode
 from gpudiag.read.names import operator
 from gpudiag.timeline import CpuOps, Ranges, Repair

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpudiag.read._columns import Array, Database, as_text
+from gpudiag.read._columns import Array
+from gpudiag.read._sqlite import Database, as_text
 from gpudiag.read._tidy import Strings, assemble
 from gpudiag.timeline import DeviceInfo, Ranges, Repair
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpudiag.errors import GpudiagError
-from gpudiag.read._columns import Database
+from gpudiag.read._sqlite import Database
 from gpudiag.read.nsys_sqlite import looks_like_nsys
 
 # Where installers put nsys when it is not on PATH: NVIDIA's own packages, the CUDA toolkit, Debian.

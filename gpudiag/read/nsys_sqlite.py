@@ -20,9 +20,10 @@ import numpy as np
 
 from gpudiag.errors import GpudiagError
 from gpudiag.read import _nsys_meta as meta
-from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, as_text, compact, fetch
+from gpudiag.read._columns import ABSENT, Array, Column, Job, compact, fetch
 from gpudiag.read._nsys_gpu import gpu_jobs, read_gpu_ops
 from gpudiag.read._nsys_nvtx import nvtx_job, read_nvtx
+from gpudiag.read._sqlite import MAGIC, Database, as_text
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
 from gpudiag.read.names import api_name
 from gpudiag.timeline import ApiCalls, DeviceInfo, GpuOps, Overheads, Ranges, Repair, Source, Timeline

@@ -16,8 +16,9 @@ import numpy as np
 
 from gpudiag.errors import GpudiagError
 from gpudiag.read import _cupti_cbid as cbid
-from gpudiag.read._columns import ABSENT, MAGIC, Array, Column, Database, Job, fetch
+from gpudiag.read._columns import ABSENT, Array, Column, Job, fetch
 from gpudiag.read._nvprof_markers import read_devices, read_ranges, texts_of
+from gpudiag.read._sqlite import MAGIC, Database
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
 from gpudiag.read.names import is_communication
 from gpudiag.timeline import (
