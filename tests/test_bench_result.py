@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from gpudiag.bench import html, terminal
 from gpudiag.bench.check import checklist
-from gpudiag.bench.compare import as_table, compare, objections
+from gpudiag.bench.compare import as_table, compare, differences, objections
 from gpudiag.bench.cpu import ALL_CORES, ONE_CORE, speed_ups, split_cores
+from gpudiag.bench.health import findings
 from gpudiag.bench.result import CpuRun, MeasuringRules, SweepPoint, read_result, to_json, unstable_parts
 from gpudiag.bench.sweep import plan, run_sweep, summarise_sweep
 from gpudiag.commands.bench import bench
@@ -206,3 +207,21 @@ def test_modes_carry_their_own_dtype_and_agreement() -> None:
     text = terminal.render(result(), 120, False, False)
     assert "amp bf16" in text and "agrees" in text
     assert mode("amp", 1.0).agreement is not None
+
+
+def test_a_hot_gpu_is_a_finding_by_the_rules_that_judge_profiles() -> None:
+    assert findings(result()) == []
+    (model,) = result().models
+    power = msgspec.structs.replace(model.runs[0].power, event_shares={"HwThermalSlowdown": 0.5}, mean_mhz=1400.0)  # type: ignore[type-var]
+    hot = result(models=(msgspec.structs.replace(model, runs=(msgspec.structs.replace(model.runs[0], power=power),)),))
+    ((where, finding),) = findings(hot)
+    assert (where, finding.rule) == ("resnet50, eager", "thermal_throttled")
+    # 32 images at 400/s take 80 ms, of which at most half the samples x the missing 29 % of the clock
+    assert finding.bound_ns == pytest.approx(80e6 * 0.5 * (1 - 1400 / 1980), rel=0.01)
+    assert finding.title in html.render(hot)
+    assert "Health of the GPU" in terminal.render(hot, 100, False, False)
+
+
+def test_differing_software_is_said_beside_the_ratios() -> None:
+    other = result(machine=msgspec.structs.replace(result().machine, driver="535.9"))
+    assert differences([result(), other], ["a", "b"]) == ["driver differs: a 550.1, b 535.9"]

@@ -105,7 +105,19 @@ def _quantities(model: ModelResult) -> list[tuple[str, str, float, str]]:
     return found
 
 
-def as_table(rows: Sequence[Row], names: Sequence[str], against: Sequence[str]) -> Table:
+def differences(results: Sequence[BenchResult], names: Sequence[str]) -> list[str]:
+    """What differs between the machines besides the hardware, and may be the reason for a difference: software versions."""
+    found = []
+    for label, field in (("torch", "torch"), ("driver", "driver"), ("CUDA", "torch_cuda"), ("cuDNN", "cudnn")):
+        values = [str(getattr(result.machine, field)) for result in results]
+        if len(set(values)) > 1:
+            found.append(
+                f"{label} differs: " + ", ".join(f"{n} {v or 'none'}" for n, v in zip(names, values, strict=True))
+            )
+    return found
+
+
+def as_table(rows: Sequence[Row], names: Sequence[str], against: Sequence[str], differing: Sequence[str] = ()) -> Table:
     """Each value with its ratio to the first result; above 1.00x is better, whichever way the quantity goes."""
     body = []
     for row in rows:
@@ -118,6 +130,7 @@ def as_table(rows: Sequence[Row], names: Sequence[str], against: Sequence[str]) 
             cells.append(_cell(row.unit, value) + ratio)
         body.append((row.model, row.quantity, *cells))
     note = f"In brackets: how many times better than {names[0]}."
+    note += "".join(f" {text}." for text in differing)
     if against:
         note += " NOT a fair comparison: " + "; ".join(against) + "."
     return Table("Benchmarks side by side", ("model", "quantity", *names), tuple(body), note)

@@ -8,6 +8,7 @@ import jinja2
 
 from gpudiag.bench.check import checklist
 from gpudiag.bench.compare import Row
+from gpudiag.bench.health import findings
 from gpudiag.bench.result import BenchResult
 from gpudiag.bench.tables import Table, headline, loss_lines, rate, rules_text, tables_of, unstable_lines
 from gpudiag.bench.terminal import reasons_of
@@ -46,6 +47,10 @@ def render(result: BenchResult) -> str:
             lists=[
                 ("Losses that are not finite", loss_lines(result.models)),
                 ("Unstable: refused by comparisons", unstable_lines(result)),
+                (
+                    "Health of the GPU while training",
+                    [f"{where}: {finding.title}. {finding.summary}" for where, finding in findings(result)],
+                ),
                 ("Not measured", [f"{key}: {why}" for key, why in reasons_of(result)]),
                 ("Notes", list(result.warnings)),
             ],

@@ -75,7 +75,7 @@ def gpu_load(samples: list[Sample]) -> dict[str, object]:
         "gpu_mhz": statistics.mean(clocks) if clocks else None,
         "gpu_celsius": max(celsius) if celsius else None,
         "gpu_watts": statistics.mean(watts) if watts else None,
-        "gpu_events": tuple(sorted({event for s in samples for event in s.events})),
+        "gpu_events": tuple(sorted({event for s in samples for event in s.events if event != FIXED_CLOCKS})),
         "gpu_processes": max(processes) if processes else None,
     }
 
@@ -96,6 +96,8 @@ def summarise_power(rounds: list[list[Sample]], images_per_round: int) -> Power 
         joules = sum(_integral(each) for each in rounds)
         source = "NVML power samples integrated over time"
     celsius = [s.celsius for s in samples if s.celsius is not None]
+    clocks = [s.sm_mhz for s in samples if s.sm_mhz is not None]
+    events = sorted({event for s in samples for event in s.events})
     images = images_per_round * len(rounds)
     return Power(
         mean_watts=statistics.mean(watts),
@@ -105,6 +107,8 @@ def summarise_power(rounds: list[list[Sample]], images_per_round: int) -> Power 
         joules_per_image=joules / images if joules is not None and images else None,
         energy_source=source,
         samples=len(watts),
+        mean_mhz=statistics.mean(clocks) if clocks else None,
+        event_shares={event: sum(event in s.events for s in samples) / len(samples) for event in events},
     )
 
 
@@ -113,8 +117,10 @@ def _integral(samples: list[Sample]) -> float:
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(known))
 
 
+FIXED_CLOCKS = "ApplicationsClocksSetting"  # someone chose it: no slow-down that comes and goes
 EVENTS = {
-    # nvml.h, nvmlClocksEventReason*; GpuIdle and application settings are no slow-down
+    # nvml.h, nvmlClocksEventReason*; GpuIdle is left out
+    0x0000000000000002: FIXED_CLOCKS,
     0x0000000000000004: "SwPowerCap",
     0x0000000000000008: "HwSlowdown",
     0x0000000000000020: "SwThermalSlowdown",

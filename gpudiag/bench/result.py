@@ -133,7 +133,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Power(msgspec.Struct, frozen=True):
-    """Over the steady part (warm-up left out). joules_per_image: from NVML's energy counter where it counts, else mean power x time."""
+    """Over the steady part (warm-up left out). joules_per_image: from NVML's energy counter where it counts, else
+    power integrated over time. event_shares: share of the samples with each clocks event reason."""
 
     mean_watts: float
     max_watts: float
@@ -142,6 +143,8 @@ class Power(msgspec.Struct, frozen=True):
     joules_per_image: float | None
     energy_source: str
     samples: int
+    mean_mhz: float | None = None
+    event_shares: dict[str, float] = {}
 
 
 class Training(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ def likely_reasons(loads: Sequence[RoundLoad], cores: int) -> list[str]:
     gpu_processes = [load.gpu_processes for load in loads if load.gpu_processes is not None]
     if gpu_processes and max(gpu_processes) > 1:
         reasons.append(f"{max(gpu_processes) - 1} other process(es) on the GPU")
-    events = sorted({event for load in loads for event in load.gpu_events if event != "GpuIdle"})
+    events = sorted({event for load in loads for event in load.gpu_events})
     if events:
         reasons.append("the GPU lowered its clocks: " + ", ".join(events))
     celsius = [load.gpu_celsius for load in loads if load.gpu_celsius is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudiag.bench.check import Item
+from gpudiag.bench.health import findings
 from gpudiag.bench.result import BenchResult
 from gpudiag.bench.tables import Table, headline, loss_lines, rules_text, tables_of, unstable_lines
 from gpudiag.report.page import BOLD, DIM, GREEN, RED, YELLOW, Page
@@ -26,6 +27,8 @@ def render(result: BenchResult, width: int, color: bool, ascii_only: bool, next_
     unstable = unstable_lines(result)
     more = [f"... and {len(unstable) - UNSTABLE_SHOWN} more, all in the JSON"] if len(unstable) > UNSTABLE_SHOWN else []
     _list(page, f"Unstable ({len(unstable)}), refused by comparisons", unstable[:UNSTABLE_SHOWN] + more, YELLOW)
+    health = [f"{where}: {finding.title}. {finding.summary}" for where, finding in findings(result)]
+    _list(page, "Health of the GPU while training", health, YELLOW)
     _list(page, "Not measured", [f"{key}: {why}" for key, why in reasons_of(result)], "")
     _list(page, "Note", result.warnings, "")
     _list(page, "Next", next_commands, "")

@@ -147,7 +147,9 @@ def compare(files: tuple[Path, ...], anyway: bool, html: str | None) -> None:
     results = [read_result(file) for file in files]
     names = _names(files)
     rows = comparing.compare(results, names, anyway)
-    table = comparing.as_table(rows, names, comparing.objections(results, names) if anyway else [])
+    table = comparing.as_table(
+        rows, names, comparing.objections(results, names) if anyway else [], comparing.differences(results, names)
+    )
     if html:
         write_output(html, render_comparison(rows, table, names, __version__).encode())
     click.echo(render_tables([table], *_page()), nl=False)
