@@ -73,9 +73,7 @@ def _edit(finding: Finding, name: str, scope: Scope, values: Values, graph: Grap
     assert scope.host is not None
     if name == "more_workers":
         waits = loader_waits(scope) or Intervals.empty()
-        fetch, workers = _number(values, "loader_fetch_time"), _workers(values)
-        floor = fetch / workers * graph.steps if fetch and workers else 0.0
-        return Edit(drop=waits, floor_ns=floor)
+        return Edit(drop=waits, floor_ns=(_loader_floor(values, 0.0) or 0.0) * graph.steps)
     if name == "remove_pause":
         return Edit(drop=scope.host.checkpoint_log)
     if name == "remove_idle":
@@ -116,23 +114,35 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     """A run without GPU work is one line of host time: what is taken out is saved, less what must still be waited for."""
     step = scope.per_step(scope.account.total)
     if edit_name == "more_workers":
-        fetch, workers = _number(values, "loader_fetch_time"), _workers(values)
-        lost = scope.per_step(scope.parts.get("host.input", 0))
-        if not fetch or not workers:
+        rest = step - scope.per_step(scope.parts.get("host.input", 0))
+        floor = _loader_floor(values, rest)
+        if floor is None:
             return "the time to fetch a batch was not recorded"
-        left = max(0.0, fetch / workers - (step - lost))
-        return lost - left
+        return step - max(rest, floor)
     if edit_name in ("remove_pause", "remove_idle"):
         return float(finding.bound_ns)
     return "on a run without GPU work only waits for data and pauses can be replayed"
 
 
-def _workers(values: Values) -> float | None:
-    """Workers that the advice leads to: those needed, at most as many as there are CPUs for them (one is the main thread's)."""
-    needed, usable = _number(values, "num_workers_needed"), _number(values, "usable_cpus")
-    if needed is None:
+def _loader_floor(values: Values, rest: float) -> float | None:
+    """Least step time, ns, with the workers that the advice leads to: as many as needed and at most one a usable CPU.
+
+    Each delivers a batch a fetch time; all of them and the main process (`rest` of CPU time a step) share the CPUs. None where
+    the time to fetch was not recorded.
+    """
+    fetch, needed, usable = (
+        _number(values, name) for name in ("loader_fetch_time", "num_workers_needed", "usable_cpus")
+    )
+    if fetch is None or needed is None:
         return None
-    return min(needed, max(1.0, usable - 1)) if usable is not None else needed
+    if usable is None:
+        return fetch / needed
+    on_cpu = _number(values, "loader_cpu_share")
+    blocked = 1 - on_cpu if on_cpu is not None else 0.0
+    workers = min(
+        needed, max(1.0, usable / max(1 - blocked, 0.05))
+    )  # workers that wait for storage need no CPU meanwhile
+    return max(fetch / workers, (fetch * (1 - blocked) + rest) / usable)
 
 
 def _number(values: Values, name: str) -> float | None:
