@@ -137,8 +137,8 @@ def _loader_floor(values: Values, rest: float) -> float | None:
         return None
     if usable is None:
         return fetch / needed
-    on_cpu = _number(values, "loader_cpu_share")
-    blocked = 1 - on_cpu if on_cpu is not None else 0.0
+    # What a fetch spent queued for a CPU is neither work nor waiting for storage; the CPU floor below stands for it.
+    blocked = _number(values, "loader_io_share") or 0.0
     workers = min(
         needed, max(1.0, usable / max(1 - blocked, 0.05))
     )  # workers that wait for storage need no CPU meanwhile
