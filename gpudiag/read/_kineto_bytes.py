@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Source:
         self.total = path.stat().st_size
         self.cut: str | None = None
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Generator[bytes, None, None]:
         with self.path.open("rb") as file:
             is_gzip = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -111,8 +112,12 @@ class Pieces:
         self.closed = False
         self.boundary = _boundary(_FIRST_KEYS)
 
-    def __iter__(self) -> Iterator[bytes]:
-        blocks = iter(self.source)
+    def __iter__(self) -> Generator[bytes, None, None]:
+        # Closed at once also when a fault ends the reading early, so that no file stays open.
+        with closing(iter(self.source)) as blocks:
+            yield from self._cut(blocks)
+
+    def _cut(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         buffer = self._read_header(blocks)
         searched = 0
         for block in blocks:

@@ -94,11 +94,13 @@ def describe(meta: Meta, categories: frozenset[str]) -> tuple[str, str]:
 
 def host(meta: Meta) -> HostInfo:
     """The CUDA or HIP version that the recording names, as the runtime packs it (12040 is 12.4, 60443483 is 6.4)."""
+    version = None
     if meta.cuda_runtime:
-        return HostInfo(cuda=f"{meta.cuda_runtime // 1000}.{meta.cuda_runtime % 1000 // 10}")
-    if meta.hip_runtime:
-        return HostInfo(cuda=f"{meta.hip_runtime // 10_000_000}.{meta.hip_runtime % 10_000_000 // 100_000}")
-    return HostInfo()
+        version = f"{meta.cuda_runtime // 1000}.{meta.cuda_runtime % 1000 // 10}"
+    elif meta.hip_runtime:
+        version = f"{meta.hip_runtime // 10_000_000}.{meta.hip_runtime % 10_000_000 // 100_000}"
+    # An empty list of devices may also come from a driver that does not fit; only a full one is evidence.
+    return HostInfo(cuda=version, gpu_present=True if meta.devices else None)
 
 
 def notes(text: bytes) -> tuple[str, ...]:

@@ -46,6 +46,12 @@ _OTHER_ACCELERATOR = re.compile(r"(?:mtia|glow|hpu|xpu|privateuse1)_")
 _HOUR = 3600 * 10**9  # ns
 _ABSOLUTE = 10**18  # ns: 2001; a time after that is a wall clock, a smaller one is relative to something
 
+# Calls that give the GPU something to do.
+_GPU_WORK = re.compile(r"(?:cuda|cu|hip)\w*(?:Launch|Memcpy|Memset)")
+_GPU_LOST = (
+    "launches and copies were recorded, but nothing that ran on the GPU: another profiler may have held CUPTI; record again "
+    "without it"
+)
 _NO_GPU = (
     "no GPU activity was recorded: if the script uses a GPU, "
     "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -55,8 +61,9 @@ _NO_GPU = (
 def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], damage: Sequence[str]) -> Timeline:
     """The Timeline of all that was read. Raises GpudiagError when no event is one of torch.profiler's.
 
-    gpu_ops is None when the trace cannot tell: no GPU row, no CUDA or HIP call, and GPUs in the machine or no word about them.
-    It is empty when calls were recorded without any GPU row, or when the machine had no GPU (an empty deviceProperties).
+    gpu_ops is None when the trace cannot tell: no GPU row and no CUDA or HIP call, with GPUs in the machine or no word about
+    them; or calls that launch or copy, whose work the profiler lost. It is empty when calls were recorded and none of them
+    gave the GPU work, or when the machine had no usable GPU (an empty deviceProperties), as in a run on the CPU.
     """
     categories = frozenset(columns.seen)
     others = sorted(c for c in categories if _OTHER_ACCELERATOR.match(c))
@@ -84,7 +91,8 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
     ranges = _ranges(tables.pop("range", None), names)
     python = _python(tables.pop("python", None), cpu, ranges)
     overhead = _overheads(tables.pop("overhead", None), names)
-    if gpu is None and (api is not None or meta.devices == []):
+    lost = gpu is None and api is not None and bool(_by_name(api.name, names, _GPU_WORK).any())
+    if gpu is None and not lost and (api is not None or meta.devices == []):
         gpu = _empty(GpuOps)
     if gpu is not None:
         api = api if api is not None else _empty(ApiCalls)
@@ -113,7 +121,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         with_stack=bool(meta.with_stack) or python is not None or columns.call_stacks,
         repairs=tuple(Repair(what, count, columns.seen.total()) for what, count in columns.repairs.items() if count),
         diagnostics=tuple(diagnostics),
-        warnings=(*damage, *_warnings(gpu, others)),
+        warnings=(*damage, *_warnings(gpu, lost, others)),
     )
 
 
@@ -129,10 +137,12 @@ def _drop_clamped(tables: dict[str, _Columns], repairs: Counter[str]) -> None:
             tables[table] = {name: values[keep] for name, values in columns.items()}
 
 
-def _warnings(gpu: GpuOps | None, others: Sequence[str]) -> list[str]:
+def _warnings(gpu: GpuOps | None, lost: bool, others: Sequence[str]) -> list[str]:
     said = []
     if others:
         said.append(f"rows of another accelerator ({', '.join(others)}) are not judged")
+    elif lost:
+        said.append(_GPU_LOST)
     elif gpu is None:
         said.append(_NO_GPU)
     return said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -34,18 +35,19 @@ def sniff_json(path: Path) -> Literal["kineto", "diagnosis", "other"]:
     Raises OSError.
     """
     head = bytearray()
-    for block in Source(path):
-        before = len(head)
-        events = find_events(head, block)
-        if events == NO_JSON:
-            return "other"
-        if head.startswith(b"["):
-            return "kineto" if _EVENT.match(head) else "other"
-        diagnosis = _DIAGNOSIS.search(head, max(0, before - 64), events or len(head))
-        if diagnosis or events:
-            return "diagnosis" if diagnosis else "kineto"
-        if len(head) > LONGEST_HEADER:
-            break
+    with closing(iter(Source(path))) as blocks:
+        for block in blocks:
+            before = len(head)
+            events = find_events(head, block)
+            if events == NO_JSON:
+                return "other"
+            if head.startswith(b"["):
+                return "kineto" if _EVENT.match(head) else "other"
+            diagnosis = _DIAGNOSIS.search(head, max(0, before - 64), events or len(head))
+            if diagnosis or events:
+                return "diagnosis" if diagnosis else "kineto"
+            if len(head) > LONGEST_HEADER:
+                break
     return "other"
 
 
