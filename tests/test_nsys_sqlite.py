@@ -220,6 +220,19 @@ def test_launches_that_failed_are_no_lost_kernels(tmp_path: Path) -> None:
     assert len(_ops(read_nsys_sqlite(file.write()))) == 1
 
 
+def test_far_more_launches_than_kernels_are_said_unless_a_graph_explains_them(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "x.sqlite")
+    for at in range(300):
+        file.api(at, at + 1, "cudaLaunchKernel", correlation=at)
+        file.api(at, at + 1, "cuLaunchKernel", correlation=at)
+    file.kernel(400, 500)
+    assert read_nsys_sqlite(file.write()).warnings == (
+        "300 kernels were launched but only 1 recorded: part of the GPU side is missing",
+    )
+    file.api(1, 2, "cudaStreamBeginCapture_v10000")
+    assert not read_nsys_sqlite(file.write()).warnings
+
+
 def test_a_call_recorded_again_with_its_backtrace_is_one_call(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "x.sqlite")
     file.api(99, 111, "cudaLaunchKernel", kind=67)

@@ -12,7 +12,7 @@ from gpudiag.read._nsys_meta import copy_kinds, memory_kinds
 from gpudiag.read._sqlite import Database
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
 from gpudiag.read.names import is_communication
-from gpudiag.timeline import CopyKind, GpuOps, Kind, MemKind, Repair
+from gpudiag.timeline import ApiCalls, CopyKind, GpuOps, Kind, MemKind, Repair
 
 _COMMON = {
     "start": Column(("start",), missing=ABSENT),
@@ -46,6 +46,15 @@ TABLES: dict[str, dict[str, Column]] = {
     # With --cuda-graph-trace=graph the kernels inside are not recorded one by one; the row is their busy time.
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": {**_COMMON, "node": Column(("graphId",), missing=0)},
 }
+KERNEL_LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cudaLaunchCooperativeKernel",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLaunchCooperativeKernel",
+)
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 _COPY_NAMES = {
     CopyKind.H2D: "HtoD",
     CopyKind.D2H: "DtoH",
@@ -146,6 +155,26 @@ def _part(
 def recode_or(values: Array, mapping: Mapping[int, int], other: int) -> Array:
     """mapping[value], or `other` where the mapping has none; int8."""
     return recode(values, {value: mapping.get(value, other) for value in distinct(values)}, np.int8)
+
+
+def lost_kernels(ops: GpuOps, calls: ApiCalls, strings: Strings) -> list[str]:
+    """A warning when far more kernels were launched than recorded: buffers of the profiler were dropped.
+
+    Not said of recordings with CUDA graphs: launches that are captured into a graph run no kernel of their own.
+    """
+    if (ops.kind == Kind.GRAPH).any() or any("StreamBeginCapture" in text for text in strings.texts):
+        return []
+    launching = np.array([text in KERNEL_LAUNCHES for text in strings.texts], bool)
+    launch = launching[calls.name]
+    kernels = int((ops.kind <= Kind.COMM).sum())
+    enough = kernels * 3 // 2 + 100  # a recording cut in the middle has launches whose kernels come after it
+    if int(launch.sum()) <= enough:
+        return []
+    # A driver call inside a runtime call has its correlation id and is no second launch.
+    launched = np.unique((calls.process[launch] << 32) ^ calls.correlation[launch]).size
+    if launched <= enough:
+        return []
+    return [f"{launched} kernels were launched but only {kernels} recorded: part of the GPU side is missing"]
 
 
 def _false_zero(start: Int64, end: Int64, stream: Array, keep: Array | None) -> Array | None:

@@ -21,7 +21,7 @@ import numpy as np
 from gpudiag.errors import GpudiagError
 from gpudiag.read import _nsys_meta as meta
 from gpudiag.read._columns import ABSENT, Array, Column, Job, compact, fetch
-from gpudiag.read._nsys_gpu import gpu_jobs, read_gpu_ops
+from gpudiag.read._nsys_gpu import GRAPH_LAUNCHES, KERNEL_LAUNCHES, gpu_jobs, lost_kernels, read_gpu_ops
 from gpudiag.read._nsys_nvtx import nvtx_job, read_nvtx
 from gpudiag.read._sqlite import MAGIC, Database, as_text
 from gpudiag.read._tidy import Strings, assemble, check_times, distinct, recode
@@ -42,16 +42,6 @@ _BACKTRACE = 67
 _OVERHEAD = {**{k: _API[k] for k in ("start", "end", "tid", "name_id")}, "type": Column(("overheadType",), np.int32)}
 # ENUM_CUPTI_OVERHEAD_TYPE 8, OVERHEAD_COMMAND_BUFFER_FULL: the host waited for room in the launch queue.
 _QUEUE_FULL = "command buffer full"
-_LAUNCHES = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cudaLaunchCooperativeKernel",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuLaunchCooperativeKernel",
-    "cudaGraphLaunch",
-    "cuGraphLaunch",
-)
 _TELLING = ("META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds", "TARGET_INFO_SYSTEM_ENV", "NVTX_EVENTS")
 
 
@@ -139,6 +129,8 @@ def _read(database: Database, progress: Callable[[str], None]) -> Timeline:
         api_calls = assemble(ApiCalls, [], [])
     if api_calls is not None and not len(api_calls) and gpu_ops is not None and len(gpu_ops):
         api_calls = None
+    if gpu_ops is not None and api_calls is not None:
+        warnings += lost_kernels(gpu_ops, api_calls, strings)
     overheads: Overheads | None = None
     if costs:
         overheads, said = _overheads(database, rest[: len(costs)], names, strings)
@@ -200,7 +192,7 @@ def _launches(database: Database, runtime: str | None) -> int:
     launch_ids = [
         number
         for number, text in database.rows("SELECT id, value FROM StringIds WHERE value LIKE 'cu%Launch%' ORDER BY id")
-        if isinstance(text, str) and api_name(text) in _LAUNCHES
+        if isinstance(text, str) and api_name(text) in KERNEL_LAUNCHES + GRAPH_LAUNCHES
     ]
     succeeded = " AND coalesce(returnValue, 0) = 0" if "returnValue" in have else ""
     succeeded += f" AND coalesce(eventClass, 0) <> {_BACKTRACE}" if "eventClass" in have else ""
