@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpudiag.intervals import Int64
 from gpudiag.read.names import is_communication
-from gpudiag.timeline import GpuOps
+from gpudiag.timeline import GpuOps, Kind
 
 Family = Literal[
     "gemm", "conv", "attention", "elementwise", "reduction", "norm", "optimizer", "communication", "copy", "other"
@@ -135,40 +135,53 @@ def _format(name: str, tensor_cores: bool, matrix: bool) -> Format:
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """Kernels with what their names say. codes: the distinct name codes; row_of: per kernel its place among them;
-    classes, names: per distinct name."""
+    """The kernels among some operations, with what their names say. Columns are gathered when asked for: a table of
+    5 million kernels with all of its columns copied would take half a gigabyte.
+
+    rows: of ops; row_of: per kernel the place of its name in `names` and `classes`.
+    """
 
     ops: GpuOps
+    rows: slice | npt.NDArray[np.intp]
     row_of: npt.NDArray[np.int32]
     classes: tuple[KernelClass, ...]
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, ops: GpuOps, strings: Sequence[str]) -> KernelTable:
-        present = np.flatnonzero(np.bincount(ops.name, minlength=1)) if len(ops) else np.empty(0, np.intp)
+        found = ops.kind == Kind.KERNEL
+        rows: slice | npt.NDArray[np.intp] = slice(None) if found.all() else np.flatnonzero(found)
+        codes = ops.name[rows]
+        present = np.flatnonzero(np.bincount(codes, minlength=1)) if codes.size else np.empty(0, np.intp)
         place = np.zeros(int(present[-1]) + 1 if present.size else 1, np.int32)
         place[present] = np.arange(present.size)
         names = tuple(strings[int(code)] for code in present)
-        return cls(ops, place[ops.name], tuple(classify(name) for name in names), names)
+        return cls(ops, rows, place[codes], tuple(classify(name) for name in names), names)
+
+    def __len__(self) -> int:
+        return int(self.row_of.size)
 
     @cached_property
     def length(self) -> Int64:
         """ns of each kernel."""
-        return self.ops.end - self.ops.start
+        return self.ops.end[self.rows] - self.ops.start[self.rows]
+
+    @property
+    def stream(self) -> Int64:
+        return self.ops.stream[self.rows]
+
+    @property
+    def blocks(self) -> Int64:
+        return self.ops.blocks[self.rows]
 
     @cached_property
     def time_of(self) -> npt.NDArray[np.float64]:
         """Summed ns a distinct name."""
         return np.asarray(np.bincount(self.row_of, weights=self.length, minlength=len(self.names)), np.float64)
 
-    @cached_property
-    def count_of(self) -> npt.NDArray[np.int64]:
-        """Kernels a distinct name."""
-        return np.bincount(self.row_of, minlength=len(self.names))
-
     def mask(self, flags: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """The kernels whose name is flagged."""
-        return np.array(flags, bool)[self.row_of] if flags else np.zeros(len(self.ops), bool)
+        return np.array(flags, bool)[self.row_of] if flags else np.zeros(len(self), bool)
 
     def time(self, flags: Sequence[bool]) -> float:
         """Summed ns of the flagged names."""

@@ -16,18 +16,21 @@ from gpudiag.diagnosis import (
     Diagnosis,
     KernelRow,
     MetricValue,
+    NotJudged,
     SourceInfo,
     StepsInfo,
 )
 from gpudiag.errors import GpudiagError
-from gpudiag.evidence import warnings_of
+from gpudiag.evidence import cannot_judge, warnings_of
 from gpudiag.kernels import classify
 from gpudiag.metrics import measure
 from gpudiag.metrics.across import RunFacts, run_facts
 from gpudiag.metrics.base import Metric, Missing
+from gpudiag.metrics.make import PROFILE
 from gpudiag.metrics.run import run_lengths
 from gpudiag.metrics.texts import texts_of
 from gpudiag.read import Recordings, open_recordings
+from gpudiag.rulefile import Outcome
 from gpudiag.rules import Judgement, RuleSet, judge, load_rules, merge
 from gpudiag.savings import with_estimates
 from gpudiag.scope import Scope, scopes_of
@@ -103,7 +106,29 @@ def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Ju
         rank=scope.rank,
         device=scope.device,
     )
+    reason = cannot_judge(scope, metrics)
+    if reason:
+        return _withheld(judged, rules, reason)
     return replace(judged, findings=with_estimates(judged.findings, rules, scope, metrics))
+
+
+def _withheld(judged: Judgement, rules: RuleSet, reason: str) -> Judgement:
+    """A recording that cannot be judged leaves only what needs no recording of the work: gates and the environment."""
+    kept = {rule.id for rule in rules if rule.gate or rule.step == "environment"}
+    outcomes: dict[str, Outcome] = {
+        rule: outcome if rule in kept else "not_judged" for rule, outcome in judged.outcomes.items()
+    }
+    unjudged = tuple(
+        NotJudged(rule, reason, PROFILE)
+        for rule in outcomes
+        if rule not in kept and judged.outcomes[rule] != "not_judged"
+    )
+    return replace(
+        judged,
+        findings=tuple(finding for finding in judged.findings if finding.rule in kept),
+        not_judged=(*judged.not_judged, *unjudged),
+        outcomes=outcomes,
+    )
 
 
 def _main_scope(scopes: Sequence[Scope]) -> int:
@@ -160,11 +185,11 @@ def kernel_rows(scope: Scope) -> list[KernelRow]:
     mask = np.isin(ops.kind, (Kind.KERNEL, Kind.COMM, Kind.GRAPH))
     if not mask.any():
         return []
-    codes, inverse = np.unique(ops.name[mask], return_inverse=True)
-    length = (ops.end - ops.start)[mask]
-    total = np.zeros(codes.size, np.int64)
-    np.add.at(total, inverse, length)
-    count = np.bincount(inverse, minlength=codes.size)
+    names, length = ops.name[mask], (ops.end - ops.start)[mask]
+    count = np.bincount(names)
+    codes = np.flatnonzero(count)
+    count = count[codes]
+    total = np.rint(np.bincount(names, weights=length)[codes]).astype(np.int64)  # exact below 2**53 ns
     strings = scope.timeline.strings
     order = sorted(range(codes.size), key=lambda i: (-total[i], strings[int(codes[i])]))[:TOP_KERNELS]
     everything = max(1, int(total.sum()))

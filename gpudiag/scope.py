@@ -16,7 +16,7 @@ from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launch
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
 from gpudiag.steps import MIN_STEPS, find_steps
-from gpudiag.timeline import GpuOps, Kind, Steps, Timeline
+from gpudiag.timeline import GpuOps, Steps, Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,7 @@ class Scope:
     @cached_property
     def kernels(self) -> KernelTable:
         """The kernels of the window that are no communication."""
-        ops = self.window_ops
-        rows = np.flatnonzero(ops.kind == Kind.KERNEL)
-        return KernelTable.of(ops if rows.size == len(ops) else ops.take(rows), self.timeline.strings)
+        return KernelTable.of(self.window_ops, self.timeline.strings)
 
     @cached_property
     def idle(self) -> Intervals:

@@ -34,8 +34,8 @@ def measure(scope: Scope) -> Iterator[Value]:
     table = scope.kernels
     total = float(table.length.sum())
     yield value("kernel_time", scope.per_step(total), "gpu_ops")
-    yield value("kernels_per_step", scope.per_step(len(table.ops)), "gpu_ops")
-    if not len(table.ops):
+    yield value("kernels_per_step", scope.per_step(len(table)), "gpu_ops")
+    if not len(table):
         for name in NAMES[2:]:
             yield missing(name, "no kernel ran in the window", PROFILE)
         return
@@ -99,9 +99,10 @@ def _unfused_attention(table: KernelTable) -> float:
     product = table.mask([c.family == "gemm" for c in table.classes])
     if not softmax.any():
         return 0.0
-    counted = np.zeros(len(table.ops), bool)
-    for stream in np.unique(table.ops.stream[softmax]):
-        rows = np.flatnonzero(table.ops.stream == stream)
+    counted = np.zeros(len(table), bool)
+    streams = table.stream
+    for stream in np.unique(streams[softmax]):
+        rows = np.flatnonzero(streams == stream)
         products = rows[product[rows]]
         for row in rows[softmax[rows]]:
             at = int(np.searchsorted(products, row))
@@ -122,22 +123,24 @@ def _small_work(scope: Scope, table: KernelTable) -> Iterator[Value]:
     )
     yield value("elementwise_time", scope.per_step(float(table.length[small].sum())), "kernel names")
     runs, kernels = 0, int(small.sum())
-    for stream in np.unique(table.ops.stream[small]):
-        mine = small[table.ops.stream == stream]
+    streams = table.stream
+    for stream in np.unique(streams[small]):
+        mine = small[streams == stream]
         runs += int((mine & ~np.append(False, mine[:-1])).sum())
     yield value("elementwise_chain", kernels / runs if runs else 1.0, "kernel names")
 
 
 def _grids(scope: Scope, table: KernelTable) -> Iterator[Value]:
     info = scope.timeline.devices.get(scope.device)
-    if info is None or not info.sm_count or (table.ops.blocks < 0).all():
+    blocks = table.blocks
+    if info is None or not info.sm_count or (blocks < 0).all():
         reason = "the recording lacks the grid sizes or the number of SMs"
         yield missing("few_block_time", reason, PROFILE)
         yield missing("few_block_waste", reason, PROFILE)
         return
-    few = (table.ops.blocks > 0) & (table.ops.blocks < info.sm_count) & (table.length >= SHORT_NS)
+    few = (blocks > 0) & (blocks < info.sm_count) & (table.length >= SHORT_NS)
     yield value("few_block_time", scope.per_step(float(table.length[few].sum())), "grid sizes")
-    waste = table.length[few] * (1 - table.ops.blocks[few] / info.sm_count)
+    waste = table.length[few] * (1 - blocks[few] / info.sm_count)
     yield value("few_block_waste", scope.per_step(float(waste.sum())), "grid sizes")
 
 

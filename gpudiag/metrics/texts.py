@@ -38,7 +38,7 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     strings = scope.timeline.strings
     if scope.ops is not None:
         table = scope.kernels
-        if len(table.ops):
+        if len(table):
             texts["hot_kernel_name"] = short_name(table.names[int(table.time_of.argmax())])
         calls = scope.timeline.api_calls
         if calls is not None:
