@@ -206,10 +206,12 @@ def _findings(
 def _declared_cause(claim: Claim, claims: Sequence[Claim]) -> str:
     """The largest fired rule of `explained_by` with about this claim's time or more; between equals the first listed.
 
-    About: 80 %, since two measures of one loss (a stall in the step's length, the call that caused it) differ a little.
+    About: 80 %, since two measures of one loss differ a little; half for a claim on any part ("*"), which is measured on
+    the steps' lengths and holds whatever else varies.
     """
     fired = {other.rule.id: other.ns for other in claims}
-    able = [rule_id for rule_id in claim.rule.explained_by if fired.get(rule_id, -1) >= max(0.8 * claim.ns, 1)]
+    least = max(claim.ns * (0.5 if "*" in claim.rule.part else 0.8), 1)
+    able = [rule_id for rule_id in claim.rule.explained_by if fired.get(rule_id, -1) >= least]
     return max(able, key=lambda rule_id: fired[rule_id], default="")
 
 
@@ -243,7 +245,11 @@ def _finding(
     scope: tuple[int, int],
 ) -> Finding:
     summary = _first([render(template, metrics, texts) for template in rule.summary])
-    evidence = [(item.label, render(item.value, metrics, texts)) for item in rule.evidence]
+    evidence = [
+        (item.label, render(item.value, metrics, texts))
+        for item in rule.evidence
+        if item.when is None or evaluate(item.when, metrics) is True
+    ]
     return Finding(
         rule=rule.id,
         step=rule.step,

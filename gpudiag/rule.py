@@ -58,8 +58,11 @@ class SeverityBands:
 
 @dataclass(frozen=True)
 class RuleEvidence:
+    """when: shown only where this is true."""
+
     label: str
     value: Template
+    when: Expr | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class RuleExample:
 
 @dataclass(frozen=True)
 class Rule:
-    """A checked rule. The fields are explained in the README ("Add a rule").
+    """A checked rule. The fields are explained in rules/README.md.
 
     unless: guards; one that is true clears the rule, one that cannot be judged is ignored. bound, summary: alternatives,
     the first that can be computed counts. part: account parts that the bound is taken from. explained_by: rules that

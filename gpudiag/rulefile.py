@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from gpudiag import toml_places
 from gpudiag.account import PARTS
 from gpudiag.diagnosis import BoundBy, Severity, StepName
-from gpudiag.expr import ExprError, condition, did_you_mean, evaluate, quantity
+from gpudiag.expr import Expr, ExprError, condition, did_you_mean, evaluate, quantity
 from gpudiag.expr_units import METRIC_UNITS
 from gpudiag.metrics.spec import BY_NAME, TEXTS, Metric
 from gpudiag.rule import EDITS, Outcome, Rule, RuleEvidence, RuleExample, RuleFix, RuleProblem, SeverityBands
@@ -27,7 +27,7 @@ _REQUIRED = ("id", "step", "category", "title", "when", "bound", "estimate", "su
 _TABLES = {
     "severity": {"info", "warning", "critical", "fixed", "reason"},
     "estimate": {"edit", "none"},
-    "evidence": {"label", "value"},
+    "evidence": {"label", "value", "when"},
     "fix": {"change", "only_if", "proof", "code", "when", "fallback"},
     "reference": {"title", "url"},
     "example": {"name", "outcome", "severity", "metrics", "texts"},
@@ -107,6 +107,11 @@ class _Checker:
         text = self.string(table, place, required=required)
         return self.parsed(parse_template, text, place) or Template(())
 
+    def when(self, table: Mapping[str, Any], place: Path_) -> Expr | None:
+        """An optional condition."""
+        text = self.string(table, place)
+        return self.parsed(condition, text, place) if text else None
+
 
 def _name(place: Path_) -> str:
     return ".".join(str(part + 1) if isinstance(part, int) else part for part in place if part != "=")
@@ -168,6 +173,7 @@ def _rule(c: _Checker) -> Rule | None:
         RuleEvidence(
             c.string(item, ("evidence", i, "label"), required=True),
             c.template(item, ("evidence", i, "value"), required=True),
+            c.when(item, ("evidence", i, "when")),
         )
         for i, item in enumerate(c.tables("evidence"))
     )
@@ -245,7 +251,6 @@ def _estimate(c: _Checker) -> tuple[str, str]:
 def _fixes(c: _Checker) -> tuple[RuleFix, ...]:
     fixes = []
     for i, item in enumerate(c.tables("fix")):
-        when = c.string(item, ("fix", i, "when"))
         fallback = item.get("fallback", False)
         if not isinstance(fallback, bool):
             c.problem(("fix", i, "fallback"), "must be true or false")
@@ -255,7 +260,7 @@ def _fixes(c: _Checker) -> tuple[RuleFix, ...]:
                 only_if=c.template(item, ("fix", i, "only_if"), required=True),
                 proof=c.template(item, ("fix", i, "proof"), required=True),
                 code=c.template(item, ("fix", i, "code")),
-                when=c.parsed(condition, when, ("fix", i, "when")) if when else None,
+                when=c.when(item, ("fix", i, "when")),
                 fallback=bool(fallback),
             )
         )

@@ -217,3 +217,28 @@ def test_sdist_and_wheel_carry_the_rules(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     out = run(sys.executable, "-c", COUNT, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert out.split() == [str(len(RULES)), str(tmp_path / "site" / "gpudiag" / "_rules")]
+
+
+def test_the_rule_that_the_readme_adds_works(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (builtin_dir() / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "big_batches_from_pageable_memory.toml").write_text(text)
+    assert [str(problem) for problem in check_rules(tmp_path)] == []
+
+
+FIRED_BY_RECORDINGS = {
+    "attention_unfused", "blocking_copy", "compile_off", "cpu_ops_in_step", "device_copies", "elementwise_bound",
+    "exposed_communication", "exposed_copy", "gpu_idle", "gpus_uneven", "hot_kernel", "large_readback", "launch_bound",
+    "loader_wait", "loader_workers_zero", "long_gaps", "low_comm_overlap", "not_enough_evidence", "odd_shapes",
+    "pageable_h2d", "small_copies", "straggler_rank", "sync_idle", "tensor_cores_unused", "wait_is_a_copy",
+    "waits_in_collectives",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_these_rules_are_reached_by_real_recordings(diagnosed: dict[str, Diagnosis], traces: Path) -> None:
+    """The others need what no shared recording holds (loader records, NVML samples, several captures): live samples."""
+    names = [str(path.relative_to(traces)) for kind in ("kineto/*.gz", "nsys/*.sqlite") for path in traces.glob(kind)]
+    fired = {finding.rule for name in names for finding in diagnosed[name].findings}
+    fired |= {finding.rule for finding in diagnose([traces / "kineto" / "megatron_tp8"]).findings}
+    assert fired >= FIRED_BY_RECORDINGS
+    assert fired <= set(BY_ID)
