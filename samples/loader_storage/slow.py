@@ -1,0 +1,40 @@
+"""Each sample is read from slow storage when it is needed; the workers wait in read()."""
+
+import numpy as np
+import torch
+from store import Reader, serve
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Records(Dataset):
+    def __init__(self, reader):
+        self.reader = reader
+
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, i):
+        raw = np.frombuffer(self.reader.read(i), np.uint8)
+        return torch.from_numpy(raw[:3072].astype(np.float32) / 255), i % 10
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = Records(Reader(serve()))
+    net = nn.Sequential(nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10)).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    loader = DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        for x, y in loader:
+            x, y = x.to(DEVICE), y.to(DEVICE)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The model is compiled for one length after another: each new length of the batch compiles it again."""
+
+import torch
+from torch import nn
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = [32, 40, 48, 56, 64, 72, 80, 88]
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    compiled = torch.compile(net, dynamic=False)
+    for step in range(40):
+        x = torch.randn(16, LENGTHS[step // 5], 64, device=DEVICE)
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Each sample is judged as its expect.toml says: the planted bottleneck is found, and what is not there is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+RULES = Path(__file__).resolve().parents[1] / "rules"
+
+
+def expectations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for file in sorted(SAMPLES.glob("*/expect.toml")):
+        for variant, expected in tomllib.loads(file.read_text()).items():
+            yield file.parent.name, variant, expected
+
+
+CASES = list(expectations())
+
+
+def test_every_sample_has_what_a_reader_needs_and_names_rules_that_exist() -> None:
+    known = {file.stem for file in RULES.glob("*/*.toml")}
+    assert CASES
+    for name, variant, expected in CASES:
+        assert (SAMPLES / name / f"{variant}.py").is_file()
+        assert (SAMPLES / name / "README.md").read_text().startswith(f"# {name}\n")
+        assert set(expected) <= {"must_find", "must_not_find", "bound_by"}
+        named = {*expected["must_find"], *expected["must_not_find"]}
+        assert named <= known, named - known
+        assert not set(expected["must_find"]) & set(expected["must_not_find"])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("name", "variant", "expected"), CASES, ids=[f"{n}-{v}" for n, v, _ in CASES])
+def test_a_sample_is_judged_as_expected(name: str, variant: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    target = tmp_path / "diagnosis.json"
+    command = [sys.executable, "-m", "gpudiag", "profile", "--with", "torch", "-o", str(tmp_path / "bundle")]
+    done = subprocess.run(
+        [*command, "--json", str(target), str(SAMPLES / name / f"{variant}.py")],
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    diagnosis = json.loads(target.read_text())
+    found = {finding["rule"] for finding in diagnosis["findings"]}
+    assert set(expected["must_find"]) <= found, done.stderr.decode()
+    assert not found & set(expected["must_not_find"]), done.stderr.decode()
+    if "bound_by" in expected:
+        assert diagnosis["verdict"]["bound_by"] == expected["bound_by"]
