@@ -14,3 +14,7 @@ class GpudiagError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[type[GpudiagError], tuple[str, str]]:
+        """Pickles with its hint: ranks are read by processes of their own."""
+        return type(self), (self.message, self.hint)

@@ -30,8 +30,7 @@ from gpudiag.metrics.make import PROFILE
 from gpudiag.metrics.run import run_lengths
 from gpudiag.metrics.texts import texts_of
 from gpudiag.read import Recordings, open_recordings
-from gpudiag.rulefile import Outcome
-from gpudiag.rules import Judgement, RuleSet, judge, load_rules, merge
+from gpudiag.rules import Judgement, Outcome, RuleSet, judge, load_rules, merge
 from gpudiag.savings import with_estimates
 from gpudiag.scope import Scope, scopes_of
 from gpudiag.timeline import Kind

@@ -9,12 +9,12 @@ from pathlib import Path
 from gpudiag.errors import GpudiagError
 from gpudiag.expr import did_you_mean
 from gpudiag.judge import Claim, Grant, Judgement, cap_bounds, judge, merge, sort_findings
-from gpudiag.rule import Rule, RuleProblem
+from gpudiag.rule import Outcome, Rule, RuleProblem
 from gpudiag.rulefile import read_rule
 from gpudiag.toml_places import line_and_column, places
 
 __all__ = [
-    "Claim", "Grant", "Judgement", "Rule", "RuleProblem", "RuleSet", "builtin_dir", "cap_bounds", "check_rules", "judge",
+    "Claim", "Grant", "Judgement", "Outcome", "Rule", "RuleProblem", "RuleSet", "builtin_dir", "cap_bounds", "check_rules", "judge",
     "load_rules", "merge", "sort_findings",
 ]  # fmt: skip
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle
 from gpudiag.errors import GpudiagError
+from gpudiag.read.many import read_files
+from gpudiag.read.one import KINDS, Progress, read_file
 from gpudiag.timeline import HostInfo, Kind, Source, Timeline
 
-Progress = Callable[[str], None]
-
-KINDS = ".sqlite, .nsys-rep, .qdrep, .qdstrm, .json, .json.gz, .nvvp, .nvprof, a bundle, or a folder of ranks"
-_SQLITE = b"SQLite format 3\x00"
-_NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
-_NSYS_STREAM_SUFFIX = ".qdstrm"  # the stream format has no published magic; its name is the only mark
 _RECORDING_NAMES = (".sqlite", ".json", ".json.gz", ".nsys-rep", ".qdrep", ".qdstrm", ".nvvp", ".nvprof")
 
 
@@ -39,6 +34,9 @@ def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
     for path in paths:
         if not path.exists():
             raise GpudiagError(f"{path}: no such file or folder", f"give the path of a recording: {KINDS}")
+    if len(paths) > 1 and all(path.is_file() for path in paths):
+        return Recordings(_distinct_ranks(read_files(paths, tell)))
+    for path in paths:
         if is_bundle(path):
             bundle = read_bundle(path)
             got, said = _from_bundle(bundle, tell)
@@ -53,68 +51,12 @@ def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
     return Recordings(_distinct_ranks(timelines), bundle, tuple(warnings))
 
 
-def read_file(path: Path, progress: Progress) -> Timeline:
-    """One recording of one file. Raises GpudiagError."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4096)
-    except OSError as error:
-        raise GpudiagError(f"{path}: {error.strerror}", "check the file's permissions") from error
-    if not head:
-        raise GpudiagError(
-            f"{path}: the file is empty", "record again; an empty file usually means that the recorder was killed"
-        )
-    progress(f"reading {path.name}")
-    if head.startswith(_SQLITE):
-        return _read_sqlite(path, progress)
-    if head.startswith(_NSYS_REPORT) or path.suffix == _NSYS_STREAM_SUFFIX:
-        return _read_report(path, progress)
-    if head.lstrip().startswith(b"<?xml"):
-        from gpudiag.read.nvprof import read_nvprof
-
-        return read_nvprof(path)
-    if head.startswith(b"\x1f\x8b") or head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        from gpudiag.read.kineto import read_kineto, sniff_json
-
-        if sniff_json(path) == "diagnosis":
-            raise GpudiagError(
-                f"{path}: this is a diagnosis, not a recording", f"gpudiag analyze {path} alone draws it again"
-            )
-        return read_kineto(path, progress)
-    raise GpudiagError(f"{path}: not a recording that gpudiag knows", f"give one of: {KINDS}")
-
-
-def _read_sqlite(path: Path, progress: Progress) -> Timeline:
-    from gpudiag.read.nsys_sqlite import is_nsys_sqlite, read_nsys_sqlite
-
-    if is_nsys_sqlite(path):
-        return read_nsys_sqlite(path, progress)
-    from gpudiag.read.nvprof import is_nvprof_sqlite, read_nvprof
-
-    if is_nvprof_sqlite(path):
-        return read_nvprof(path)
-    raise GpudiagError(
-        f"{path}: a SQLite database, but neither an nsys export nor an nvprof recording",
-        "export the report with `nsys export --type sqlite REPORT.nsys-rep`",
-    )
-
-
-def _read_report(path: Path, progress: Progress) -> Timeline:
-    from gpudiag.read.nsys_report import export_report
-    from gpudiag.read.nsys_sqlite import read_nsys_sqlite
-
-    with tempfile.TemporaryDirectory(prefix="gpudiag-export-") as folder:
-        progress(f"exporting {path.name} with nsys")
-        timeline = read_nsys_sqlite(export_report(path, Path(folder)), progress)
-    return replace(timeline, source=replace(timeline.source, path=str(path)))
-
-
 def _from_folder(path: Path, progress: Progress) -> list[Timeline]:
     """A folder of ranks: every recording directly inside it, by name."""
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(_RECORDING_NAMES))
     if not files:
         raise GpudiagError(f"{path}: the folder holds no recording and no manifest.json", f"give one of: {KINDS}")
-    return [read_file(file, progress) for file in files]
+    return read_files(files, progress)
 
 
 def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], list[str]]:
