@@ -224,17 +224,17 @@ def to_json(diagnosis: Diagnosis) -> bytes:
     try:
         data = msgspec.json.encode(diagnosis)
     except UnicodeEncodeError:
-        data = msgspec.json.encode(_spelled(msgspec.to_builtins(diagnosis)))
+        data = msgspec.json.encode(spelled(msgspec.to_builtins(diagnosis)))
     return msgspec.json.format(data, indent=2) + b"\n"
 
 
-def _spelled(value: Any) -> Any:
+def spelled(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_spelled(key): _spelled(item) for key, item in value.items()}
+        return {spelled(key): spelled(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_spelled(item) for item in value]
+        return [spelled(item) for item in value]
     return value
 
 
