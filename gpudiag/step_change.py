@@ -37,8 +37,9 @@ def step_change(
     least = LEAST_ROUNDS if rounds else LEAST_STEPS
     if change is None or min(len(medians[0]), len(medians[1])) < least:
         return StepChange(change, None, None, "none", settled=False)
-    low, high = interval(_medians(medians[0]), _medians(medians[1]))
-    mean_low, mean_high = interval(_means(means[0]), _means(means[1]))
+    rng = np.random.default_rng(0)  # one for both sides: the same draws twice would make them move together
+    low, high = interval(_medians(medians[0], rng), _medians(medians[1], rng))
+    mean_low, mean_high = interval(_means(means[0], rng), _means(means[1], rng))
     mean = _middle(means[1], rounds) / _middle(means[0], rounds) - 1
     kind = "rounds" if rounds else "steps"
     return StepChange(change, low, high, kind, settled, mean, mean_low, mean_high, CONFIDENCE)  # type: ignore[arg-type]
@@ -47,16 +48,14 @@ def step_change(
 def interval(before: Floats, after: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The percentile interval of after / before - 1, from a statistic's values over resamples of each side."""
     tail = (1 - confidence) / 2
-    size = min(before.size, after.size)
-    low, high = np.quantile(after[:size] / before[:size] - 1, (tail, 1 - tail))
+    low, high = np.quantile(after / before - 1, (tail, 1 - tail))
     return float(low), float(high)
 
 
-def _medians(sample: Sequence[int]) -> Floats:
+def _medians(sample: Sequence[int], rng: np.random.Generator) -> Floats:
     """The medians of bootstrap resamples, drawn as what they are: order statistics of uniform draws (Beta distributed; David
     and Nagaraja, Order Statistics, 2.2). 10,000 steps cost no more than six.
     """
-    rng = np.random.default_rng(0 if len(sample) % 2 else 1)
     values = np.sort(np.asarray(sample, np.float64))
     n = values.size
     half = n // 2
@@ -69,8 +68,7 @@ def _medians(sample: Sequence[int]) -> Floats:
     return (values[places[0]] + values[places[1]]) / 2
 
 
-def _means(sample: Sequence[int]) -> Floats:
-    rng = np.random.default_rng(2)
+def _means(sample: Sequence[int], rng: np.random.Generator) -> Floats:
     values = np.asarray(sample, np.float64)
     return np.array([values[rng.integers(0, values.size, values.size)].mean() for _ in range(MEAN_RESAMPLES)])
 
