@@ -10,9 +10,10 @@ import msgspec
 
 from gpudiag.diagnosis import SEVERITY_ORDER, Evidence, Finding, Fix, NotJudged, Severity
 from gpudiag.expr import Env, MetricError, Unknown, evaluate
-from gpudiag.metrics.spec import Missing
+from gpudiag.metrics.spec import Metric, Missing
 from gpudiag.rule import Outcome, Rule
 from gpudiag.template import Template, render
+from gpudiag.units import format_ns
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ def judge(
     device: int = 0,
 ) -> Judgement:
     """Judge one scope. parts: the account a step (or of the span), ns by part. texts: recorded names by TextSpec name."""
-    texts = texts or {}
+    texts = _phrases(metrics, step_time_ns) | dict(texts or {})
     rules = sorted(rules, key=lambda rule: (not rule.gate, rule.id))
     outcomes: dict[str, Outcome] = {}
     not_judged: list[NotJudged] = []
@@ -91,6 +92,14 @@ def judge(
                 closed = rule
     findings = _findings(claims, metrics, texts, step_time_ns, parts, (rank, device))
     return Judgement(tuple(findings), tuple(not_judged), outcomes, tuple(errors), step_time_ns)
+
+
+def _phrases(metrics: Env, step_time_ns: int) -> dict[str, str]:
+    """How texts speak of what the times are of."""
+    steps = metrics.get("steps")
+    if isinstance(steps, Metric) and not steps.value:
+        return {"the_step": f"the {format_ns(step_time_ns)} span", "per_step": "in the span"}
+    return {"the_step": f"each {format_ns(step_time_ns)} step", "per_step": "a step"}
 
 
 def _remedy(rule: Rule) -> str:

@@ -421,3 +421,14 @@ def test_metrics_prints_unit_formula_and_what_a_metric_does_not_mean() -> None:
     assert all(f"{name}  [{spec.unit}]" in out for name, spec in BY_NAME.items())
     assert "not: the whole wait in the loader" in run("metrics", "input_lost")[1]
     assert "did you mean 'gpu_busy'" in run("metrics", "gpu_bsy")[2]
+
+
+def test_texts_say_step_only_where_steps_are_known(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", "one")
+    path.write_text(
+        path.read_text().replace('"idle {gpu_idle}"', '"{gpu_idle} of {the_step}, {idle_input} {per_step}"')
+    )
+    rules = rules_of(path.parent)
+    values = {"gpu_idle": 50 * MS, "idle_input": 3 * MS}
+    assert judged(rules, steps=9, **values).findings[0].summary == "50.0 ms of each 100 ms step, 3.00 ms a step"
+    assert judged(rules, steps=0, **values).findings[0].summary == "50.0 ms of the 100 ms span, 3.00 ms in the span"

@@ -31,6 +31,8 @@ CATALOGUE: tuple[MetricSpec, ...] = (
 BY_NAME: dict[str, MetricSpec] = {spec.name: spec for spec in CATALOGUE}
 
 TEXTS: tuple[TextSpec, ...] = (
+    TextSpec("the_step", "`each 103 ms step`, or `the 969 ms span` where no step is known (always there)"),
+    TextSpec("per_step", "`a step`, or `in the span` where no step is known (always there)"),
     TextSpec("loader_where", "file:line that built the DataLoader"),
     TextSpec("dataset_name", "class of the dataset"),
     TextSpec("hot_kernel_name", "name of the largest kernel"),
