@@ -206,7 +206,7 @@ def _start_nsys(argv: list[str], folder: Path, env: Mapping[str, str]) -> launch
     # nsys inherits the signal mask of whoever starts it, and its application from it
     held = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), env=env)
+        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), window=True, env=env)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     status: list[int] = []
@@ -233,6 +233,7 @@ def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
     import msgspec
 
     from gpudiag.collect import nsys
+    from gpudiag.read.nsys_report import find_nsys
 
     report = nsys.finish_report(folder / "report", gpu=_has_gpu())
     files: dict[str, Any] = dict(capture.files)
@@ -243,6 +244,7 @@ def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
     return msgspec.structs.replace(
         capture,
         files=files,
-        notes=(*capture.notes, *report.notes, *report.warnings),
+        collector=f"nsys {nsys.nsys_version(found)}" if (found := find_nsys()) else capture.collector,
+        notes=(*capture.notes, *report.warnings),
         failed=report.failed or capture.failed,
     )

@@ -205,7 +205,8 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
     offset = _offset(timeline, process)
     if offset is None:
         offset = process.wall_offset_ns  # no common moment: at least the lengths are right
-    steps = _steps(process)
+    # a step in which a recording began or ended holds our own pause
+    steps = [record for record in _steps(process) if not record.get("mixed")]
     plain, recorded = log.step_cost()
     slowdown = timeline.observer_slowdown
     if slowdown is None and plain and recorded:

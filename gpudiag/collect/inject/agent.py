@@ -27,23 +27,6 @@ GC_NS = 200_000  # shorter collections are not worth a line
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher")
 
 
-class NvtxEmitter(Emitter):
-    """Ranges as NVTX in domain "gpudiag", for nsys."""
-
-    def __init__(self) -> None:
-        from . import nvtx_emit
-
-        self._nvtx = nvtx_emit
-
-    def begin(self, name: str, index: Optional[int] = None) -> Any:
-        self._nvtx.push(name, index)
-        return True
-
-    def end(self, token: Any) -> None:
-        if token is not None:
-            self._nvtx.pop()
-
-
 class Agent:
     """One process's share of the profile."""
 
@@ -150,8 +133,12 @@ class Agent:
             patch_torch.own_profiler(torch, self.recorder, self.tracker)
             self.recorder.begin_early()
         else:
+            from .nvtx_window import NvtxEmitter, NvtxWindow
+
             self.tracker.emitter = NvtxEmitter()
+            self.recorder = NvtxWindow(torch, self.folder, "", self.log, self.tracker, self.asked, self.rank)
             patch_torch.own_profiler(torch, _NoRecorder(), self.tracker)
+            self.recorder.begin_early()
 
     def _watch_process_group(self, torch: Any) -> None:
         """A spawned child that joins a process group is a rank and gets a profile from then on."""

@@ -54,11 +54,15 @@ class TorchEmitter(Emitter):
 class Recorder:
     """Owns at most one running torch profiler, on the tracker's thread."""
 
+    early_at_s = EARLY_AT_S
+    early_ns = EARLY_NS
+
     def __init__(
         self, torch: Any, folder: str, stem: str, log: Log, tracker: Tracker, asked: Dict[str, Any], rank: int
     ) -> None:
         self._rank = rank
         self._torch = torch
+        self._folder = folder
         self._trace = os.path.join(folder, stem + ".kineto.json")
         self._marker = os.path.join(folder, "recording.%d" % os.getpid())
         self._captured = os.path.join(folder, "captured.%d" % os.getpid())
@@ -68,6 +72,7 @@ class Recorder:
         self._warm_up: Optional[int] = asked.get("warmup")
         self._steps: int = asked.get("steps") or 20
         self._profile: Any = None
+        self._prepared: Any = None
         self._kind = ""  # early | steps
         self._thread = 0
         self._began = 0
@@ -113,17 +118,20 @@ class Recorder:
             elif recorded and now - self._began > WINDOW_NS:
                 self._stop("time", recorded)
             else:
-                grown = heap() - self._memory
+                grown = self._grown()
                 if any(recorded >= steps and grown > limit for steps, limit in STEP_HEAP):
                     self._stop("memory", recorded)
         elif not self._done and self._is_warm(count - self._base_count, now - self._base_time):
             if self._profile is not None:
                 # The optimizer's own record_function is open just now: one step in between, then the next recording.
                 self._hold()
-            elif self._may_start():
+            elif self._may_start() and self._is_prepared():
                 self._start("steps")
                 self._began_count = count
                 self._watch()
+
+    def _grown(self) -> int:
+        return heap() - self._memory
 
     def _is_warm(self, count: int, elapsed: int) -> bool:
         if self._warm_up is not None:
@@ -153,33 +161,57 @@ class Recorder:
 
     # -- the profiler ------------------------------------------------------------------------------------------------
 
-    def _start(self, kind: str) -> None:
-        torch = self._torch
+    def _is_prepared(self) -> bool:
+        """With a GPU, CUPTI gets a step to warm up in: without it the first kernels of a recording are lost."""
+        if self._prepared is None and self._torch.cuda.is_initialized():
+            self._prepared = self._new_profile(cuda=True)
+            return False
+        return True
+
+    def _new_profile(self, cuda: bool) -> Any:
+        """A profiler that is prepared and not started, or None when torch refuses."""
         self.inside = True
-        self._recordings += 1
-        cuda = bool(torch.cuda.is_initialized())  # never is_available(): it warns and sets things up on its own
         quiet = "KINETO_LOG_LEVEL" not in os.environ
-        if quiet:  # read at the first start; without it Kineto reports every start, and a missing GPU, on stderr
+        if quiet:  # read at the first use; without it Kineto reports every start, and a missing GPU, on stderr
             os.environ["KINETO_LOG_LEVEL"] = "99"
         try:
-            # CUDA only once the script has set it up: CUPTI would initialise it, and break a script that forks first
-            profile = torch.autograd.profiler.profile(use_cpu=True, use_kineto=True, **_device(torch, cuda))
+            profile = self._torch.autograd.profiler.profile(use_cpu=True, use_kineto=True, **_device(self._torch, cuda))
             profile._prepare_trace()
+            return profile
+        except (RuntimeError, TypeError, AttributeError) as error:
+            self._log.write({"k": "note", "note": "torch.profiler did not start: %s" % error})
+            self.off = True
+            return None
+        finally:
+            self.inside = False
+            if quiet:
+                del os.environ["KINETO_LOG_LEVEL"]
+
+    def _start(self, kind: str) -> None:
+        torch = self._torch
+        # CUDA only once the script has set it up: CUPTI would initialise it, and break a script that forks first.
+        # Never is_available(): it warns and sets things up on its own.
+        cuda = bool(torch.cuda.is_initialized())
+        profile, self._prepared = self._prepared or self._new_profile(cuda), None
+        if profile is None:
+            return
+        self.inside = True
+        self._recordings += 1
+        try:
+            if cuda:
+                torch.cuda.synchronize()
             profile._start_trace()
             self._describe()
-        except (RuntimeError, TypeError, AttributeError) as error:
+        except RuntimeError as error:
             self._log.write({"k": "note", "note": "torch.profiler did not start: %s" % error})
             self.off, self.inside = True, False
             return
-        finally:
-            if quiet:
-                del os.environ["KINETO_LOG_LEVEL"]
         self._profile, self._kind, self._cuda, self._thread = profile, kind, cuda, threading.get_ident()
         self._began, self._memory = time.monotonic_ns(), heap()
         self._tracker.detach(TorchEmitter(torch))
         self._tracker.recording = True
         self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda}, flush=True)
-        _touch(self._marker)
+        touch(self._marker)
         self.inside = False
 
     def _describe(self) -> None:
@@ -265,7 +297,7 @@ class Recorder:
         )
         self._log.write(record, flush=True)
         if kind == "steps":
-            _touch(self._captured)
+            touch(self._captured)
 
     # -- the watch: an eye on time, memory and the launcher's requests while recording ---------------------------------
 
@@ -276,7 +308,7 @@ class Recorder:
 
     def _watch_loop(self) -> None:
         pid, started = os.getpid(), time.monotonic_ns()
-        early = [int(at * NS) for at in EARLY_AT_S[1:]]
+        early = [int(at * NS) for at in self.early_at_s if at]
         while os.getpid() == pid:
             time.sleep(POLL_S)
             now = time.monotonic_ns()
@@ -284,9 +316,9 @@ class Recorder:
             if self._profile is not None:
                 if os.path.exists(self._finish_request):
                     reason = "asked"
-                elif self._kind == "early" and now - self._began > EARLY_NS:
+                elif self._kind == "early" and now - self._began > self.early_ns:
                     reason = "time"
-                elif heap() - self._memory > (EARLY_HEAP if self._kind == "early" else HARD_HEAP):
+                elif self._grown() > (EARLY_HEAP if self._kind == "early" else HARD_HEAP):
                     reason = "memory"
             elif self._source or self.off or not early:
                 break
@@ -375,7 +407,7 @@ def _resident() -> int:
 heap = _heap_reader()  # bytes of the C heap in use, large tensors not among them
 
 
-def _touch(path: str) -> None:
+def touch(path: str) -> None:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError:

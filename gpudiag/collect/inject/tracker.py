@@ -115,6 +115,11 @@ class Tracker:
             self.owner = threading.get_ident()
 
     @property
+    def open_ranges(self) -> bool:
+        """Whether a range is open in the emitter: never between two steps, where on_step is called."""
+        return self._token is not None or any(entry[3] is not None for entry in self._stack)
+
+    @property
     def busy(self) -> bool:
         return bool(self._stack)
 

@@ -1,0 +1,75 @@
+"""Under nsys: ranges as NVTX, and the window as the range "capture" that nsys waits for (collect/nsys.py).
+
+nsys takes one window a run, so there is no early one to be replaced: a script without steps opens it after some seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Optional
+
+from . import nvtx_emit
+from .log import clock
+from .recorder import NS, Recorder, touch
+from .tracker import Emitter
+
+CAPTURE = "capture"
+STEPLESS_S = 5.0  # a script that has shown no step by then is recorded all the same
+STEPLESS_NS = 10 * NS
+
+
+class NvtxEmitter(Emitter):
+    """Ranges in domain "gpudiag"; the step carries its number as payload."""
+
+    def begin(self, name: str, index: Optional[int] = None) -> Any:
+        nvtx_emit.push(name, index)
+        return True
+
+    def end(self, token: Any) -> None:
+        nvtx_emit.pop()
+
+
+class NvtxWindow(Recorder):
+    """Decides as Recorder does; the recording itself is nsys's."""
+
+    early_at_s = (STEPLESS_S,)
+    early_ns = STEPLESS_NS
+
+    def begin_early(self) -> None:
+        self._base_time = time.monotonic_ns()
+        self._watch()
+
+    def _is_prepared(self) -> bool:
+        return True
+
+    def _grown(self) -> int:
+        return 0  # nsys keeps its events in a process of its own
+
+    def _hold(self) -> None:
+        """The steps have come after all: the window that is open becomes theirs."""
+        self._kind, self._began_count = "steps", self._tracker.count
+
+    def _may_start(self) -> bool:
+        return not self._done and not self._tracker.open_ranges
+
+    def _start(self, kind: str) -> None:
+        nvtx_emit.push(CAPTURE)
+        self._recordings += 1
+        self._profile, self._kind, self._thread, self._began = True, kind, threading.get_ident(), time.monotonic_ns()
+        self._tracker.recording = True
+        self._log.write({**clock(), "event": "start", "window": kind, "cuda": True}, flush=True)
+
+    def _stop(self, reason: str, steps: int = 0) -> None:
+        # A range is closed by whoever is innermost: with others open this is not the moment, and the process's end closes all.
+        if self._profile is None or threading.get_ident() != self._thread or self._tracker.open_ranges:
+            return
+        nvtx_emit.pop()
+        self._profile, self._done = None, True
+        self._tracker.recording = False
+        now = time.monotonic_ns()
+        record = {**clock(), "event": "stop", "window": self._kind, "reason": reason, "steps": steps, "file": ""}
+        record.update({"from": self._began, "to": now, "paused_ns": 0})
+        self._log.write(record, flush=True)
+        touch(os.path.join(self._folder, "captured.%d" % os.getpid()))
