@@ -68,7 +68,10 @@ def read(path: Path) -> int:
 def measure(kind: str, path: Path) -> dict[str, float]:
     """Seconds of CPU and of the clock, and peak resident bytes, of one run in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, str(path), "--only", kind], check=True, capture_output=True, text=True
+        [sys.executable, __file__, str(path), "--only", "bare" if kind == BARE else "reader"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return dict(json.loads(done.stdout))
 
@@ -77,11 +80,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("path", type=Path)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=(BARE, READ), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("bare", "reader"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         clock, cpu = time.perf_counter(), time.process_time()
-        rows = (bare if options.only == BARE else read)(options.path)
+        rows = (bare if options.only == "bare" else read)(options.path)
         usage = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - clock, "rows": rows}
         print(json.dumps(usage | {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
         return
