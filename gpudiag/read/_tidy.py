@@ -111,17 +111,17 @@ def constant(value: int | float | bool, size: int, dtype: npt.DTypeLike) -> Arra
 
 def order_of(start: Int64, end: Int64) -> npt.NDArray[np.intp] | None:
     """The index that sorts by (start, end), equal rows in their given order; None when sorted already."""
-    if start.size < 2:
-        return None
-    step = start[1:] - start[:-1]
-    if not bool((step < 0).any()) and not bool(((step == 0) & (end[1:] < end[:-1])).any()):
+    if start.size < 2 or (not bool((start[1:] < start[:-1]).any()) and not _ties_out_of_order(start, end)):
         return None
     # Stable sorting of one nearly sorted key merges runs; lexsort of two would cost ten times as much.
     order = np.argsort(start, kind="stable")
-    s, e = start[order], end[order]
-    if bool(((s[1:] == s[:-1]) & (e[1:] < e[:-1])).any()):
-        order = np.lexsort((end, start))
-    return order
+    return np.lexsort((end, start)) if _ties_out_of_order(start[order], end[order]) else order
+
+
+def _ties_out_of_order(start: Int64, end: Int64) -> bool:
+    """Whether two neighbours of one start stand with the later end first."""
+    ties = np.flatnonzero(start[1:] == start[:-1])
+    return bool((end[ties + 1] < end[ties]).any())
 
 
 def assemble(table: type[_T], parts: Sequence[dict[str, Array | int | float]], counts: Sequence[int]) -> _T:
