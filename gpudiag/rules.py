@@ -102,7 +102,7 @@ def _read_folder(folder: Path) -> tuple[list[Rule], list[RuleProblem]]:
 def example_problems(rule: Rule) -> list[RuleProblem]:
     """The examples of a rule that do not come out as they say. Each is judged alone, with the whole step in every part."""
     problems = []
-    text = rule.path.read_text()
+    text = rule.path.read_text(encoding="utf-8")
     for example in rule.examples:
         step = example.metrics.get("step_time")
         step_ns = int(step.value) if step else 1_000_000_000
