@@ -15,7 +15,7 @@ Progress = Callable[[str], None]
 KINDS = ".sqlite, .nsys-rep, .qdrep, .qdstrm, .json, .json.gz, .nvvp, .nvprof, a bundle, or a folder of ranks"
 _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
-_NSYS_STREAM_SUFFIX = ".qdstrm"  # the stream format has no published magic; its name is the only mark
+_NSYS_STREAM = b"NVIDIA Nsight Systems Stream"  # within the first 256 bytes of a .qdstrm
 
 
 def read_file(path: Path, progress: Progress) -> Timeline:
@@ -32,7 +32,7 @@ def read_file(path: Path, progress: Progress) -> Timeline:
     progress(f"reading {path.name}")
     if head.startswith(_SQLITE):
         return _read_sqlite(path, progress)
-    if head.startswith(_NSYS_REPORT) or path.suffix == _NSYS_STREAM_SUFFIX:
+    if head.startswith(_NSYS_REPORT) or _NSYS_STREAM in head[:256]:
         return _read_report(path, progress)
     if head.lstrip().startswith(b"<?xml"):
         from gpudiag.read.nvprof import read_nvprof
@@ -58,10 +58,7 @@ def _read_sqlite(path: Path, progress: Progress) -> Timeline:
 
     if is_nvprof_sqlite(path):
         return read_nvprof(path)
-    raise GpudiagError(
-        f"{path}: a SQLite database, but neither an nsys export nor an nvprof recording",
-        "export the report with `nsys export --type sqlite REPORT.nsys-rep`",
-    )
+    return read_nsys_sqlite(path, progress)  # says what is wrong with it: cut short, damaged, or no nsys export
 
 
 def _read_report(path: Path, progress: Progress) -> Timeline:
