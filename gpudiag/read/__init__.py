@@ -51,6 +51,12 @@ def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
     return Recordings(_distinct_ranks(timelines), bundle, tuple(warnings))
 
 
+def open_bundle(bundle: Bundle, progress: Progress | None = None) -> Recordings:
+    """One bundle, or one with some of its captures left out (a round). Raises GpudiagError."""
+    timelines, warnings = _from_bundle(bundle, progress or (lambda _text: None))
+    return Recordings(_distinct_ranks(timelines), bundle, tuple(warnings))
+
+
 def _from_folder(path: Path, progress: Progress) -> list[Timeline]:
     """A folder of ranks: every recording directly inside it, by name."""
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(_RECORDING_NAMES))
