@@ -30,6 +30,8 @@ from gpudiag.same_work import differences_of
 from gpudiag.step_change import LEAST_STEPS, SETTLED_SPREAD, interval_text, judge_gate, signed, step_change
 from gpudiag.units import format_ns, format_percent
 
+MOST_SAMPLES = 2_000
+
 
 def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: float | None = None) -> Comparison:
     """before, after: one diagnosis a round, in any order. gate: percent that `after` may be slower.
@@ -40,14 +42,15 @@ def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: fl
         if not side:
             raise GpudiagError(f"the {name} side holds no recording", "name at least one recording a side")
     infos = side_info(before), side_info(after)
+    samples = _samples(before, infos[0]), _samples(after, infos[1])
     shown = before[infos[0].shown], after[infos[1].shown]
     differences = differences_of(*infos, *shown)
     blockers = (*_unfit("before", infos[0], before), *_unfit("after", infos[1], after))
-    blockers += tuple(f"{d.what}: {d.before} before, {d.after} after" for d in differences if d.blocks)
+    blockers = blockers or tuple(f"{d.what}: {d.before} before, {d.after} after" for d in differences if d.blocks)
     same = _one_recording(before, after)
     step = step_change(
         infos,
-        (_samples(before, infos[0]), _samples(after, infos[1])),
+        samples,
         (_mean_samples(before, infos[0]), _mean_samples(after, infos[1])),
         same,
     )
@@ -60,8 +63,8 @@ def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: fl
         gpudiag=__version__,
         outcome=outcome,
         headline=_headline(outcome, infos, step, blockers, same),
-        before=infos[0],
-        after=infos[1],
+        before=msgspec.structs.replace(infos[0], sample_ns=samples[0][:MOST_SAMPLES]),
+        after=msgspec.structs.replace(infos[1], sample_ns=samples[1][:MOST_SAMPLES]),
         same_work="differs" if differences else "same" if known else "unknown",
         differences=differences,
         step=step,

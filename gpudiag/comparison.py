@@ -21,6 +21,7 @@ class SideInfo(msgspec.Struct, frozen=True):
     scope: `steps`, or `span` when no step is known and the whole recording is the one sample.
     rounds: how many recordings of this side; round_ns: the median step of each; spread: (max - min) / median of these, None
     with one round. shown: which round (from 0) account and findings are taken from: the one nearest to the median.
+    sample_ns: what the interval was drawn from: the steps, or round_ns; at most 2,000 are kept.
     median_ns: the median of round_ns. p99_ns, mean_ns, steps: of the shown round. batch_size: of its DataLoader, if recorded.
     """
 
@@ -43,6 +44,7 @@ class SideInfo(msgspec.Struct, frozen=True):
     kernels: int
     kernels_per_step: float | None = None
     batch_size: int | None = None
+    sample_ns: tuple[int, ...] = ()
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -1,0 +1,62 @@
+"""From what the user named to the recordings of one side: a recording, a diagnosis, or several rounds of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.bundle import Bundle, is_bundle, read_bundle
+from gpudiag.commands._common import Progress, is_diagnosis, load_diagnosis
+from gpudiag.diagnosis import Diagnosis
+
+
+def load_side(paths: Sequence[Path], tell: Progress) -> list[Diagnosis]:
+    """One diagnosis a round. A path is a recording, a diagnosis, a bundle (of one or several rounds), a folder of ranks, or a
+    folder of bundles. Raises GpudiagError.
+    """
+    found: list[Diagnosis] = []
+    for path in paths:
+        if is_diagnosis(path):
+            found.append(load_diagnosis(path))
+        elif is_bundle(path):
+            found += _bundle_rounds(read_bundle(path), tell)
+        elif path.is_dir() and (bundles := sorted(folder for folder in path.iterdir() if is_bundle(folder))):
+            for folder in bundles:
+                found += _bundle_rounds(read_bundle(folder), tell)
+        else:
+            found.append(_diagnose(path, tell))
+    return found
+
+
+def rounds_of(bundle: Bundle) -> list[Bundle]:
+    """A bundle a round: the n-th usable capture of each recorder is of round n."""
+    by_kind: dict[str, list[int]] = {}
+    captures = bundle.manifest.captures
+    for index, capture in enumerate(captures):
+        if not capture.failed:
+            by_kind.setdefault(capture.kind, []).append(index)
+    most = max((len(indices) for indices in by_kind.values()), default=0)
+    if most < 2:
+        return [bundle]
+    rounds = []
+    for number in range(most):
+        chosen = tuple(captures[indices[number]] for indices in by_kind.values() if number < len(indices))
+        rounds.append(Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, captures=chosen)))
+    return rounds
+
+
+def _bundle_rounds(bundle: Bundle, tell: Progress) -> list[Diagnosis]:
+    from gpudiag.pipeline import diagnose_recordings
+    from gpudiag.read import open_bundle
+    from gpudiag.rules import load_rules
+
+    rules = load_rules(())
+    return [diagnose_recordings(open_bundle(part, tell), rules, tell) for part in rounds_of(bundle)]
+
+
+def _diagnose(path: Path, tell: Progress) -> Diagnosis:
+    from gpudiag.pipeline import diagnose
+
+    return diagnose([path], progress=tell)
