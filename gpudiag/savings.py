@@ -7,6 +7,7 @@ exceeds the bound. Where the graph does not give back the recorded time, there i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -76,6 +77,8 @@ def _edit(finding: Finding, name: str, scope: Scope, values: Values, graph: Grap
         return Edit(drop=waits, floor_ns=(_loader_floor(values, 0.0) or 0.0) * graph.steps)
     if name == "remove_pause":
         return Edit(drop=scope.host.checkpoint_log)
+    if name == "remove_part":
+        return Edit(drop=reduce(Intervals.union, map(scope.account.owned_by, finding.parts), Intervals.empty()))
     if name == "remove_idle":
         if finding.rule == "cpu_ops_in_step":
             return Edit(drop=slow_cpu_ops(scope)[0])
@@ -119,7 +122,7 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
         if floor is None:
             return "the time to fetch a batch was not recorded"
         return step - max(rest, floor)
-    if edit_name in ("remove_pause", "remove_idle"):
+    if edit_name in ("remove_pause", "remove_idle", "remove_part"):
         return float(finding.bound_ns)
     return "on a run without GPU work only waits for data and pauses can be replayed"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.account import DEVICE_PARTS, HOST_PARTS
-from gpudiag.metrics.make import BENCH, PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import BENCH, ON_GPU, PROFILE, PROFILE_NSYS, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
@@ -33,7 +33,7 @@ def measure(scope: Scope) -> Iterator[Value]:
         if on_gpu:
             yield value(name, scope.per_step(parts.get(part, 0)), "account")
         else:
-            yield missing(name, NO_GPU, PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
     if on_gpu:
         yield from _device(scope)
     else:
@@ -45,12 +45,12 @@ def measure(scope: Scope) -> Iterator[Value]:
             "compute_capability",
             "queue_full_time",
         ):
-            yield missing(name, NO_GPU, PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
         for name in ("copy_exposed", "copy_exposed_link", "gpu_ops_total", "kernels_total"):
             if scope.timeline.gpu_ops is not None and name.endswith("_total"):
                 yield value(name, 0, "gpu_ops")
             else:
-                yield missing(name, NO_GPU, PROFILE)
+                yield missing(name, NO_GPU, ON_GPU)
     yield missing("sm_active", "GPU performance counters were not sampled", PROFILE_NSYS)
     yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
 

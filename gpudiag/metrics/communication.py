@@ -9,7 +9,8 @@ import numpy as np
 
 from gpudiag.host import BACKWARD, OPTIMIZER, named
 from gpudiag.metrics.across import RunFacts
-from gpudiag.metrics.make import PROFILE, PROFILE_TORCH, Value, missing, value
+from gpudiag.metrics.busy import NO_GPU
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_TORCH, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 
@@ -22,7 +23,7 @@ DATA_PARALLEL = re.compile(
 def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
     if scope.ops is None or scope.layers is None:
         for name in ("comm_time", "comm_overlap_share", "dataparallel_time", "grad_syncs_per_update"):
-            yield missing(name, "no GPU work was recorded", PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
     else:
         yield from _one_rank(scope)
     yield missing("comm_median_bytes", "the recorder did not write the collectives' message sizes", PROFILE_TORCH)

@@ -11,7 +11,7 @@ from gpudiag.host import BLOCKING_COPY, COPY_CALL, named
 from gpudiag.intervals import Intervals
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.launching import idle_after
-from gpudiag.metrics.make import PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_NSYS, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, GpuOps, Kind, MemKind
 
@@ -36,7 +36,7 @@ PCIE_LANE_BYTES_PER_S = {
 def measure(scope: Scope) -> Iterator[Value]:
     if scope.ops is None or scope.layers is None:
         for name in NAMES:
-            yield missing(name, NO_GPU, PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
         return
     everything = scope.window_ops
     rows = np.flatnonzero(everything.kind == Kind.MEMCPY)

@@ -10,7 +10,7 @@ from gpudiag.host import INPUT, OPTIMIZER, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import PROFILE, PROFILE_TORCH, Value, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_TORCH, Value, missing, value
 from gpudiag.metrics.peaks import peaks_of
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
@@ -29,7 +29,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield from _optimizer_ops(scope)
     if scope.ops is None:
         for name in NAMES:
-            yield missing(name, NO_GPU, PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
         return
     table = scope.kernels
     total = float(table.length.sum())

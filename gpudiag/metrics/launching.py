@@ -12,7 +12,7 @@ from gpudiag.account import after_waits
 from gpudiag.host import ALLOCATOR, COMPILE, COMPILE_CALL, LAUNCH, SYNC, HostWork, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, PROFILE_TORCH, Value, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, PROFILE_TORCH, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, Kind
 
@@ -30,7 +30,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield from _compilations(scope)
     if scope.ops is None or scope.host is None:
         for name in (*NAMES, "implicit_syncs", "implicit_sync_idle"):
-            yield missing(name, NO_GPU, PROFILE)
+            yield missing(name, NO_GPU, ON_GPU)
         return
     if scope.timeline.api_calls is None or scope.launches is None:
         for name in NAMES:

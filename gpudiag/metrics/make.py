@@ -6,6 +6,7 @@ from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.spec import BY_NAME
 
 PROFILE = "gpudiag profile SCRIPT"
+ON_GPU = "on a machine with a GPU: gpudiag profile SCRIPT"
 PROFILE_TORCH = "gpudiag profile --with torch SCRIPT"
 PROFILE_NSYS = "gpudiag profile --with nsys SCRIPT"
 PROFILE_LONGER = "gpudiag profile --steps 20 SCRIPT"

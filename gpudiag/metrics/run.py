@@ -73,7 +73,9 @@ def _steps(scope: Scope) -> Iterator[Value]:
     recorded = step_lengths(scope)
     yield value("warm_up_left_ratio", float(recorded[:3].max() / max(1.0, float(np.median(recorded)))), "steps")
     period, excess = periodic_stalls(lengths)
-    yield value("periodic_stall_time", excess, "steps")
+    # as a share of the run, so that it compares with the step of the recorded window, which may hold no stall at all
+    share = excess / max(1.0, float(lengths.mean()))
+    yield value("periodic_stall_time", share * scope.per_step(total), "steps")
     yield value("periodic_stall_period", period, "steps")
 
 
