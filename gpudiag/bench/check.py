@@ -157,7 +157,11 @@ def _load(r: BenchResult) -> Item:
         if load.others is not None
     ]
     if others and max(others) > 0.05:
-        return Item("background load", "warn", f"{text}; other processes used up to {max(others):.0%} of the CPU")
+        return Item(
+            "background load",
+            "warn",
+            f"{text}; other processes used up to {max(others):.0%} of the CPU; threads that spin while they wait suffer most (--omp-wait-policy passive)",
+        )
     return Item("background load", "ok", text)
 
 

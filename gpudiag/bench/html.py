@@ -79,6 +79,29 @@ def render_comparison(rows: Sequence[Row], table: Table, names: Sequence[str], v
     )
 
 
+def render_tables(title: str, headline_: str, tables: Sequence[Table]) -> str:
+    """Any tables as a page of the same look."""
+    from gpudiag import __version__
+
+    return (
+        _environment()
+        .get_template("bench.html")
+        .render(
+            title=title,
+            headline=headline_,
+            rules="",
+            started="",
+            version=__version__,
+            quick=False,
+            tables=tables,
+            charts=[],
+            bars=[],
+            lists=[],
+            checks=[],
+        )
+    )
+
+
 def _bars(title: str, values: Sequence[tuple[str, float]], unit: str) -> dict[str, object]:
     longest = max((value for _, value in values), default=0.0) or 1.0
     return {

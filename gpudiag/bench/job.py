@@ -80,6 +80,8 @@ class Worker:
         environment = dict(os.environ)
         # numpy, MKL and OpenMP read it at import, before torch.set_num_threads can speak
         environment["OMP_NUM_THREADS"] = str(job.threads)
+        if job.rules.omp_wait_policy:
+            environment["OMP_WAIT_POLICY"] = job.rules.omp_wait_policy
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpudiag.bench.worker"],
             stdin=subprocess.PIPE,

@@ -33,13 +33,16 @@ def export(model: Any, inputs: Any, path: Path) -> None:
     torch.onnx.export(model, arguments, str(path), dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
 
 
-def open_session(path: Path, threads: int) -> Any:
+def open_session(path: Path, threads: int, passive: bool) -> Any:
+    """passive: its threads sleep while they wait, as torch's under OMP_WAIT_POLICY=PASSIVE."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if passive:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -58,6 +61,7 @@ def measure(
     import onnxruntime
     import torch
 
+    passive = rules.omp_wait_policy == "PASSIVE"
     runs: list[CpuRun] = []
     check: OnnxCheck | None = None
     counts = [("one thread", 1)] + ([("all threads", threads)] if threads > 1 else [])
@@ -74,7 +78,7 @@ def measure(
                 export(model, inputs, files[size])
             except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
                 return None, (), {"onnx": f"export failed: {str(error).splitlines()[0]}"}
-            session = open_session(files[size], threads)
+            session = open_session(files[size], threads, passive)
             given = inputs if isinstance(inputs, tuple) else (inputs,)
             names = [node.name for node in session.get_inputs()]
             feeds[size] = dict(zip(names, [tensor.numpy() for tensor in given], strict=True))
@@ -86,11 +90,11 @@ def measure(
                 )
         for kind, count in counts:
             doing(f"onnxruntime, {count} thread(s)")
-            session = open_session(files[batch], count)
+            session = open_session(files[batch], count, passive)
             rate = loop.throughput(lambda s=session: s.run(None, feeds[batch]), batch, rules.inference_iterations)  # type: ignore[misc]
             latency = None
             if with_latency:
-                single = open_session(files[1], count)
+                single = open_session(files[1], count, passive)
                 samples, loads = loop.latencies(lambda s=single: s.run(None, feeds[1]), rules.latency_iterations)  # type: ignore[misc]
                 latency = latency_of(samples, loads, 1, rules, loop.cores)
             note = "" if check is not None and check.agrees else "its output does not agree with torch's"

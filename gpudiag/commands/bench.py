@@ -71,6 +71,11 @@ UNFAIR = 3  # a check that failed is a gate that failed (DESIGN 7)
 @click.option("--learning-rate", type=float, help="[0.01]")
 @click.option("--amp-dtype", type=click.Choice(["auto", "bf16", "fp16"]), help="fp16 uses loss scaling [auto].")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads [all usable].")
+@click.option(
+    "--omp-wait-policy",
+    type=click.Choice(["active", "passive"]),
+    help="How CPU threads wait [the runtime's default; quick: passive].",
+)
 @click.option("--seed", type=int, help="[0]")
 @click.option(
     "--sweep",
@@ -241,6 +246,8 @@ def _rules(options: dict[str, object]) -> MeasuringRules:
         "seed": options["seed"],
     }
     given: dict[str, object] = {name: value for name, value in fields.items() if value is not None}
+    if options["omp_wait_policy"]:
+        given["omp_wait_policy"] = str(options["omp_wait_policy"]).upper()
     if options["unstable_over"] is not None:
         given["unstable_over"] = float(str(options["unstable_over"])) / 100
     if options["inference_batches"]:
