@@ -100,7 +100,7 @@ def idle_after(scope: Scope, chosen: Bool) -> Intervals:
     assert scope.host is not None and scope.layers is not None
     host = scope.host
     some = HostWork(
-        **{**vars(host), "wait_start": host.wait_start[chosen], "wait_end": host.wait_end[chosen]}  # type: ignore[arg-type]
+        **{**vars(host), "wait_start": host.wait_start[chosen], "wait_end": host.wait_end[chosen]}
     )
     return after_waits(scope.idle, some, scope.layers).intersect(scope.account.owned_by("idle.sync"))
 
@@ -114,7 +114,7 @@ def implicit_sync_rows(scope: Scope) -> Int64:
     if not rows.size:
         return rows
     reach = np.maximum.accumulate(ops.end[rows])
-    return rows[np.append(True, ops.start[rows][1:] >= reach[:-1])]
+    return np.asarray(rows[np.append(True, ops.start[rows][1:] >= reach[:-1])], np.int64)
 
 
 def _implicit(scope: Scope) -> Iterator[Value]:
