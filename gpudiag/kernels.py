@@ -191,7 +191,8 @@ class KernelTable:
 def short_name(name: str) -> str:
     """The name without template arguments, parameters and leading `void`, for tables: `at::native::reduce_kernel`."""
     text = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    depth, out = 0, []
+    depth = 0
+    out: list[str] = []
     for char in text:
         if char in "<(":
             if char == "(" and depth == 0 and out:

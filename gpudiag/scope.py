@@ -75,7 +75,7 @@ class Scope:
         return self.ops.take(self.in_window)
 
     @cached_property
-    def window_calls(self) -> Int64:
+    def window_calls(self) -> npt.NDArray[np.int32]:
         """For each of window_ops its row in timeline.api_calls, -1 none."""
         assert self.launches is not None
         return self.launches.call_of[self.in_window]
