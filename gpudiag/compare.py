@@ -246,7 +246,7 @@ def _findings(before: Diagnosis, after: Diagnosis) -> tuple[FindingChange, ...]:
                 after_bound_ns=None if now is None else now.bound_ns,
                 predicted_ns=predicted,
                 predicted_by=by,
-                caused_by=found.caused_by,
+                caused_by=(now or found).caused_by,
             )
         )
     return tuple(changes)

@@ -18,6 +18,7 @@ from gpudiag.commands._common import (
     progress,
     show,
 )
+from gpudiag.commands._history import keep_diagnosis, save_options
 from gpudiag.diagnosis import Severity
 from gpudiag.errors import GpudiagError
 
@@ -40,6 +41,7 @@ from gpudiag.errors import GpudiagError
     help="More rules; one with the id of a built-in rule replaces it. May be repeated.",
 )
 @fail_on_option
+@save_options(by_default=False)
 @no_color_option
 @click.pass_context
 def analyze(
@@ -53,6 +55,8 @@ def analyze(
     csv: str | None,
     rules_dirs: tuple[Path, ...],
     fail_on: Severity | None,
+    save: bool,
+    db: Path | None,
 ) -> None:
     """Say what holds a recording back: where the GPU's time goes, why, and what to change.
 
@@ -78,4 +82,6 @@ def analyze(
     outputs.write(diagnosis, fail_on)
     if not outputs.uses_stdout:
         show(diagnosis, inputs=[str(path) for path in paths])
+    if save:
+        keep_diagnosis(diagnosis, "analyze", db)
     ctx.exit(gate(diagnosis, fail_on))

@@ -21,6 +21,7 @@ from gpudiag.commands._common import (
     show,
     write_file,
 )
+from gpudiag.commands._history import keep_diagnosis, save_options
 from gpudiag.diagnosis import Severity, to_json
 from gpudiag.errors import GpudiagError
 
@@ -107,6 +108,7 @@ class TargetCommand(click.Command):
 @click.option("--force", is_flag=True, help="Overwrite the folder of an earlier profile.")
 @output_options
 @fail_on_option
+@save_options(by_default=True)
 @no_color_option
 @click.pass_context
 def profile(
@@ -125,6 +127,8 @@ def profile(
     junit: str | None,
     csv: str | None,
     fail_on: Severity | None,
+    save: bool,
+    db: Path | None,
 ) -> None:
     """Run a training script unchanged, record some of its steps, and say what holds it back.
 
@@ -170,6 +174,8 @@ def profile(
     outputs.write(diagnosis, fail_on)
     if not outputs.uses_stdout:
         show(diagnosis, sys.stderr)
+    if save:
+        keep_diagnosis(diagnosis, "profile", db, name=target.stem)
     _say(f"recording: {_shown(bundle)}   see the timeline: gpudiag report {_shown(bundle)} --html report.html")
     ctx.exit(code or gate(diagnosis, fail_on))
 

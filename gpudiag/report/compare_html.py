@@ -51,6 +51,10 @@ def render(comparison: Comparison) -> str:
         ],
         parts=_part_rows(comparison),
         rest=words.delta_text(rest) if rest else "",
+        whole=[
+            *(format_ns(sum(getattr(p, field) for p in comparison.account)) for field in ("before_ns", "after_ns")),
+            words.delta_text(sum(p.change_ns for p in comparison.account)),
+        ],
         scope="mean step" if comparison.before.scope == comparison.after.scope == "steps" else "recording",
         findings=[
             {
