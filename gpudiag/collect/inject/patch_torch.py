@@ -101,11 +101,11 @@ def _parameters(optimizer: Any) -> Dict[str, Any]:
 def _modules(torch: Any, tracker: Tracker) -> None:
     call = torch.nn.Module.__call__
     depth = [0]
-    grad_enabled = torch.is_grad_enabled
+    grad_enabled, tracing = torch.is_grad_enabled, torch._C._get_tracing_state
     mine, push, pop = tracker.mine, tracker.push, tracker.pop
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if depth[0] or not mine():
+        if depth[0] or not mine() or tracing() is not None:
             try:
                 return call(self, *args, **kwargs)
             except BaseException as error:

@@ -36,19 +36,28 @@ MOST_VAIN_STARTS = 10
 
 
 class TorchEmitter(Emitter):
-    """Ranges as record_function, `gpudiag::<name>`; the step carries its number as `gpudiag::step#N`."""
+    """Ranges as record_function, `gpudiag::<name>`; the step carries its number as `gpudiag::step#N`.
+
+    record_function is an operator: while the script traces operators (torch.jit.trace, make_fx) it would end up in the
+    traced graph, so nothing is written then.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._record = torch.autograd.profiler.record_function
+        self._tracing = torch._C._get_tracing_state
+        self._modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
     def begin(self, name: str, index: Optional[int] = None) -> Any:
+        if self._tracing() is not None or self._modes():
+            return None
         token = self._record("gpudiag::" + name if index is None else "gpudiag::%s#%d" % (name, index))
         token.__enter__()
         return token
 
     def end(self, token: Any) -> None:
-        if token is not None:
+        if self._tracing() is None and not self._modes():
             token.__exit__(None, None, None)
+        # else it ends when it is collected, which is now
 
 
 class Recorder:

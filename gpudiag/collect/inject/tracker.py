@@ -6,6 +6,7 @@ that the phases of a step never sum to more than the step.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -46,6 +47,20 @@ class Cycle:
         return False
 
 
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A fault of ours ends the watching, never the script."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.give_up(error)
+            return 0
+
+    return call
+
+
 class Tracker:
     """Phases and steps of one thread. `on_step(count, source)` runs between steps and may start or stop a recording."""
 
@@ -73,6 +88,7 @@ class Tracker:
     def mine(self) -> bool:
         return threading.get_ident() == self.owner
 
+    @_guarded
     def push(self, name: str) -> None:
         self.critical = True
         if not self._open_step:
@@ -81,6 +97,7 @@ class Tracker:
         self._stack.append([name, time.monotonic_ns(), 0, token])
         self.critical = False
 
+    @_guarded
     def pop(self, where: str = "") -> int:
         """Close the innermost phase; `where` books it on a line of the user's code. Returns its whole length in ns."""
         name, start, inner, token = self._stack.pop()
@@ -97,6 +114,7 @@ class Tracker:
             self.last_checkpoint, self.saved_in_step = now, True
         return length
 
+    @_guarded
     def pop_to(self, name: str, where: str = "") -> int:
         """Close phases up to and with the innermost `name`: those within it were left by an exception."""
         while self._stack[-1][0] != name:
@@ -108,6 +126,12 @@ class Tracker:
             if entry[0] == name:
                 return True
         return False
+
+    def give_up(self, error: Exception) -> None:
+        """Watch nothing from now on, and say why."""
+        if self.owner is not None:
+            self.owner, self.critical = None, False
+            self.log.write({"k": "note", "note": "watching stopped: %s: %s" % (type(error).__name__, error)}, True)
 
     def adopt(self) -> None:
         """Follow the calling thread from now on: the script trains outside the main thread."""
@@ -126,6 +150,7 @@ class Tracker:
     def sync(self, what: str, where: str, length: int) -> None:
         _add(self._syncs, (what, where), length)
 
+    @_guarded
     def turn(self, source: str, key: int) -> None:
         """A sign that a step may be over: an optimizer has stepped, a loader is asked, a model is called."""
         known = SOURCES.index(self.source) if self.source else -1
