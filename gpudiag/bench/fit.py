@@ -4,6 +4,7 @@ neither the memory nor the time, and it counts what PyTorch would ask its alloca
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -100,13 +101,16 @@ def dry_run(
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     try:
-        # a served model holds its weights in the low precision; training keeps them in fp32 (autocast)
-        model = _model(spec, mode, device, None if training else low)
-        with mode or _nothing():
-            inputs, targets = move(sample(spec, batch, 0), device)
-            if low is not None and not training:
-                inputs = _cast(inputs, low)
-            return _steps(model, inputs, targets, batch, precision, optimizer, training, device)
+        with warnings.catch_warnings():
+            # torch looks for CUDA (fake tensors, the first backward pass) and warns of an old driver: nothing to a dry run
+            warnings.simplefilter("ignore")
+            # a served model holds its weights in the low precision; training keeps them in fp32 (autocast)
+            model = _model(spec, mode, device, None if training else low)
+            with mode or _nothing():
+                inputs, targets = move(sample(spec, batch, 0), device)
+                if low is not None and not training:
+                    inputs = _cast(inputs, low)
+                return _steps(model, inputs, targets, batch, precision, optimizer, training, device)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise GpudiagError(
             f"{spec.name}: its forward pass depends on values ({error}), which a dry run does not have",
