@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from gpudiag.diagnosis import Diagnosis, spelled
 
 Kind = Literal["profile", "analyze", "compare", "bench"]
 Row = dict[str, Any]
+_MADE_BY_PROFILE = re.compile(r"gpudiag-(.+)-\d{8}-\d{6}$")
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,12 @@ def metric_row(name: str, value: float | int | None, unit: str, missing: str = "
 
 
 def stem(path: str) -> str:
-    """`train` of `/tmp/train.json.gz`; a folder's own name."""
+    """`train` of `/tmp/train.json.gz` and of `gpudiag-train-20261130-120000`, the folder that `profile` makes."""
     name = Path(path).name or path
     for suffix in (".gz", ".json", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".nvvp", ".nvprof"):
         name = name.removesuffix(suffix)
-    return name or "recording"
+    made = _MADE_BY_PROFILE.match(name)
+    return made[1] if made else name or "recording"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

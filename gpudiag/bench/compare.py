@@ -61,7 +61,7 @@ def compare(results: Sequence[BenchResult], names: Sequence[str], anyway: bool =
     by_key: dict[tuple[str, str, str, str], list[float | None]] = {}
     for index, result in enumerate(results):
         for model in result.models:
-            for quantity, unit, value, better in _quantities(model):
+            for quantity, unit, value, better in quantities(model):
                 by_key.setdefault((model.model, quantity, unit, better), [None] * len(results))[index] = value
     rows = [
         Row(model, quantity, unit, tuple(values), better) for (model, quantity, unit, better), values in by_key.items()
@@ -73,7 +73,7 @@ def compare(results: Sequence[BenchResult], names: Sequence[str], anyway: bool =
     return rows
 
 
-def _quantities(model: ModelResult) -> list[tuple[str, str, float, str]]:
+def quantities(model: ModelResult) -> list[tuple[str, str, float, str]]:
     """(quantity, unit, value, better) in reading order."""
     found: list[tuple[str, str, float, str]] = []
     for run in model.runs:

@@ -12,6 +12,7 @@ import click
 from gpudiag.bench.models import BUILT_IN, ModelSpec, check_spec
 from gpudiag.bench.result import MODES, QUICK, BenchResult, MeasuringRules, Mode, read_result, to_json
 from gpudiag.commands._common import example, no_color_option, progress, wants_colour, write_output
+from gpudiag.commands._history import keep, save_options
 from gpudiag.errors import GpudiagError
 
 UNFAIR = 3  # a check that failed is a gate that failed (DESIGN 7)
@@ -97,6 +98,7 @@ UNFAIR = 3  # a check that failed is a gate that failed (DESIGN 7)
     "--json", "json_", metavar="FILE|-", help="The result as JSON (schema gpudiag.bench/1); - prints only it."
 )
 @click.option("--html", metavar="FILE", help="One self-contained page.")
+@save_options(by_default=False)
 @no_color_option
 @click.pass_context
 def bench(ctx: click.Context, /, **options: object) -> None:
@@ -131,6 +133,8 @@ def bench(ctx: click.Context, /, **options: object) -> None:
 
         hints = [f"gpudiag bench check {saved}", f"gpudiag bench compare {saved} OTHER.json"]
         click.echo(render(result, *_page(), hints), nl=False)
+    if options["save"]:
+        _keep(result, saved, options["db"])
 
 
 @bench.command(epilog=example("gpudiag bench compare laptop.json server.json --html both.html"))
@@ -294,6 +298,22 @@ def _save(result: BenchResult) -> Path:
     except OSError as error:
         click.echo(f"gpudiag: the result was not kept: {target}: {error.strerror}", err=True)
     return target
+
+
+def _keep(result: BenchResult, saved: Path, db: object) -> None:
+    """In the history of runs, one metric a model and quantity. The name is the device, since trends are of one name."""
+    from gpudiag.bench.compare import quantities
+    from gpudiag.bench.tables import headline
+    from gpudiag.records import metric_row, of_bench
+
+    rows = [
+        metric_row(f"{model.model}: {quantity}", value, unit or "fraction")
+        for model in result.models
+        for quantity, unit, value, _ in quantities(model)
+    ]
+    name = f"bench {result.device}{' quick' if result.quick else ''}"
+    record = of_bench(name, str(saved), headline(result), result.schema, to_json(result), rows)
+    keep(record, None if db is None else Path(str(db)))
 
 
 def _write(result: BenchResult, json_: object, html: object) -> None:

@@ -54,23 +54,23 @@ def runs() -> None:
 @click.option(
     "--kind", default="", type=click.Choice(["", "profile", "analyze", "compare", "bench"]), help="Only these."
 )
-@click.option("--last", default=0, type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @click.option("--json", metavar="FILE|-", help="The rows as JSON.")
 @db_option
 @no_color_option
-def list_(name: str, kind: str, last: int, json: str | None, db: Path | None) -> None:
+def list_(name: str, kind: str, last: int | None, json: str | None, db: Path | None) -> None:
     """The runs, oldest first."""
     from gpudiag import store
     from gpudiag.report.runs_text import table
 
     path = store.place(db)
-    found = store.runs(path, name=name, kind=kind, last=last)
+    found = store.runs(path, name=name, kind=kind, last=last or 0) if path.exists() else []
     if json is not None:
         write_output(json, as_json(found))
     elif found:
         click.echo(table(found, **_look()), nl=False)
     else:
-        click.echo("no such runs" if name or kind else f"no runs in {path}")
+        click.echo("no such runs" if name or kind else f"no runs in {path}: `gpudiag profile SCRIPT` adds one")
 
 
 @runs.command(epilog=example("gpudiag runs show last", "gpudiag runs show 12 --html report.html"))

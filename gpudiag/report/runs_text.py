@@ -27,6 +27,8 @@ def table(rows: Sequence[Row], *, width: int = 80, color: bool = False, ascii_on
         result = result_text(row)
         shown = cut(name, most)
         left = f"{row['id']:>5}  {when(row['created'])}  {row['kind']:<7}  {shown}{' ' * (most - columns(shown))}  {step:>8}  "
+        if columns(left) + columns(result) > width:
+            result = result.partition(",")[0]  # the verdict without the count
         page.add(left + page.paint(cut_end(result, width - columns(left)), _STATUS_STYLE.get(row["status"], YELLOW)))
     return page.text()
 
@@ -42,7 +44,7 @@ def result_text(row: Row) -> str:
 
 def when(created: str) -> str:
     """`2026-11-30 12:04` of an ISO time."""
-    return clean(created, 16).replace("T", " ")[:16]
+    return clean(created).replace("T", " ")[:16]
 
 
 def header(row: Row, *, width: int = 80, color: bool = False, ascii_only: bool = False) -> str:
