@@ -98,6 +98,7 @@ class Recorder:
         self._held: Optional[Tuple[Any, int, int]] = None  # an early recording that a planned one may replace
         self._still_open: List[Any] = []  # weak references to record_functions alive when the last recording ended
         self._vain = 0
+        self._stopping = False
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
@@ -118,8 +119,8 @@ class Recorder:
             # a stronger sign of steps: what was recorded by the weaker one (an evaluation before training) is replaced
             self._source, self._base_count, self._base_time, self._done = source, count, now, False
             self._began_count = count
-        if self.off:
-            return
+        if self.off or self._stopping or (self._profile is not None and threading.get_ident() != self._thread):
+            return  # torch's profiler follows one thread and can be ended by that one only
         if self._profile is not None and self._kind == "steps":
             recorded = count - self._began_count
             if recorded >= self._steps:
@@ -272,12 +273,14 @@ class Recorder:
     def _stop(self, reason: str, steps: int = 0) -> None:
         """End the recording, if there is one, and put it on disk at once."""
         if self._profile is not None and threading.get_ident() == self._thread:
+            self._stopping = True  # the steps may be on another thread, and must not start a recording meanwhile
             kind, began, stopped = self._kind, self._began, time.monotonic_ns()
             result = self._end()
             self._done = kind == "steps"
             if kind == "steps" or not self._exported:
                 self._save(result, kind, reason, steps, began, stopped)
             _remove(self._marker)
+            self._stopping = False
         elif self._held is not None and not self._exported:
             self._save(self._held[0], "early", reason, 0, *self._held[1:])
 
