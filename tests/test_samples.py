@@ -32,7 +32,8 @@ def test_every_sample_has_what_a_reader_needs_and_names_rules_that_exist() -> No
     for name, variant, expected in CASES:
         assert (SAMPLES / name / f"{variant}.py").is_file()
         assert (SAMPLES / name / "README.md").read_text().startswith(f"# {name}\n")
-        assert set(expected) <= {"must_find", "must_not_find", "bound_by"}
+        assert set(expected) <= {"must_find", "must_not_find", "bound_by", "needs"}
+        assert expected.get("needs") in (None, "gpu")
         named = {*expected["must_find"], *expected["must_not_find"]}
         assert named <= known, named - known
         assert not set(expected["must_find"]) & set(expected["must_not_find"])
@@ -41,7 +42,9 @@ def test_every_sample_has_what_a_reader_needs_and_names_rules_that_exist() -> No
 @pytest.mark.live
 @pytest.mark.parametrize(("name", "variant", "expected"), CASES, ids=[f"{n}-{v}" for n, v, _ in CASES])
 def test_a_sample_is_judged_as_expected(name: str, variant: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
+    if expected.get("needs") == "gpu" and not torch.cuda.is_available():
+        pytest.skip("this bottleneck exists on a GPU only, and there is none")
     target = tmp_path / "diagnosis.json"
     command = [sys.executable, "-m", "gpudiag", "profile", "--with", "torch", "-o", str(tmp_path / "bundle")]
     done = subprocess.run(

@@ -11,19 +11,19 @@ CPUS = len(os.sched_getaffinity(0))
 THREADS = 4
 
 
-class Blurred(Dataset):
+class Augmented(Dataset):
     def __init__(self):
-        self.image = torch.rand(1, 3, 256, 256)
-        self.kernel = torch.ones(3, 1, 5, 5) / 25
+        self.image = torch.rand(3, 192, 192)
 
     def __len__(self):
-        return 480
+        return 640
 
     def __getitem__(self, i):
         image = self.image
-        for _ in range(3):
-            image = nn.functional.conv2d(image, self.kernel, padding=2, groups=3)
-        return image[0, :, ::8, ::8].flatten(), i % 10
+        for _ in range(20):  # brightness, contrast, gamma
+            image = (image * 1.02 - 0.01).clamp(0, 1)
+            image = image + 0.1 * (image - image * image)
+        return image[:, ::6, ::6].flatten(), i % 10
 
 
 def set_threads(_worker):
@@ -35,7 +35,7 @@ def main():
     torch.set_num_threads(1)
     net = nn.Linear(3 * 32 * 32, 10).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    loader = DataLoader(Blurred(), batch_size=8, num_workers=4 * CPUS, worker_init_fn=set_threads)
+    loader = DataLoader(Augmented(), batch_size=8, num_workers=4 * CPUS, worker_init_fn=set_threads)
     for x, y in loader:
         x, y = x.to(DEVICE), y.to(DEVICE)
         optimizer.zero_grad()

@@ -1,0 +1,28 @@
+"""The loss is read in every micro-step: the host waits for the device each time, and the device then for the host."""
+
+import torch
+from torch import nn
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    width = 2048 if DEVICE == "cuda" else 128
+    net = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())]).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    x = torch.randn(1024 if DEVICE == "cuda" else 16, width, device=DEVICE)
+    total = 0.0
+    for _ in range(100):
+        optimizer.zero_grad()
+        for _ in range(4):  # micro-steps
+            loss = net(x).square().mean()
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+    print(f"mean loss {total / 400:.3f}")
+
+
+if __name__ == "__main__":
+    main()
