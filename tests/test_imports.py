@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gpudiag"
 BASE = {"errors", "units", "intervals", "timeline", "bundle", "diagnosis"}
 MAY_IMPORT = {
     "read": BASE - {"diagnosis"},
-    "report": {"diagnosis", "units", "errors"},
+    "report": {"diagnosis", "comparison", "units", "errors"},
+    "comparison": {"diagnosis"},
     "diagnosis": set(),
     "errors": set(),
     "units": set(),
