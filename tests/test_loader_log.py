@@ -65,6 +65,24 @@ def test_step_cost_leaves_out_starts_checkpoints_and_half_recorded_steps(tmp_pat
     assert log.step_cost() == (10, 15)
 
 
+def test_waiting_for_workers_is_not_the_observers_cost(tmp_path: Path) -> None:
+    """Storage that stalls every other step: which kind of step the window's median hits is chance."""
+    loader = {"k": "loader", "l": 0, "where": "a.py:1", "num_workers": 2}
+    waits = [0, 0, 0, 130, 1, 130, 1, 1, 130, 1, 130, 130]
+    steps = [
+        step(
+            i,
+            i * 1000,
+            i * 1000 + 10 + wait + (5 if i > 7 else 0),
+            p={"data_wait": wait},
+            **({"r": 1} if i > 7 else {}),
+        )
+        for i, wait in enumerate(waits)
+    ]
+    log = read_process_log([write(tmp_path / "a.jsonl", process(), loader, *steps)])
+    assert log.step_cost() == (62, 67)
+
+
 def test_steps_of_a_weaker_sign_do_not_count_once_an_optimizer_was_seen(tmp_path: Path) -> None:
     records = [
         step(0, 0, 9) | {"o": "loader"},

@@ -7,6 +7,7 @@ import pytest
 from builders import Recorder
 
 from gpudiag.intervals import Int64
+from gpudiag.metrics.run import periodic_stalls
 from gpudiag.steps import find_steps, mark_warm_up
 from gpudiag.timeline import Steps
 
@@ -140,3 +141,20 @@ def test_leading_steps_far_from_the_median_are_set_aside(values: tuple[int, ...]
         assert mark_warm_up(start, end).sum() <= len(values) // 2
     else:
         assert mark_warm_up(start, end).tolist() == [i < warm_up for i in range(len(values))]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "period"),
+    [
+        ([5, 5, 5, 200] * 8, 4),
+        ([1, 29, 14, 172, 16, 4, 27, 158, 2, 18, 1, 191, 13, 30, 2, 203] * 4, 4),  # noise of short steps is no stall
+        ([130, 2] * 20, 2),
+        ([10] * 9 + [14] + [10] * 9 + [14], 0),
+        ([10] * 40, 0),
+        ([10, 11, 9, 200, 10, 9, 10, 10, 12, 9, 200, 10, 9, 11], 0),
+    ],
+)
+def test_stalls_that_recur_have_a_period(lengths: list[int], period: int) -> None:
+    found, excess = periodic_stalls(np.array(lengths, np.int64))
+    assert found == period
+    assert excess > 0 or not period

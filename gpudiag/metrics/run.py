@@ -39,13 +39,14 @@ def run_lengths(scope: Scope) -> Int64:
 def periodic_stalls(lengths: Int64) -> tuple[int, float]:
     """(period in steps, mean excess over the median a step) of slow steps that recur at one distance; (0, 0.0) if none do.
 
-    Slow: over STALL_FACTOR times the median. The distances between slow runs must agree (three quarters within one step of
+    Slow: over STALL_FACTOR times the median and over the mean, so that noise of a short median step does not count beside
+    real stalls. The distances between slow runs must agree (three quarters within one step of
     their median) over at least MIN_CYCLES cycles. A period of 1 is no stall but a slow run.
     """
     if lengths.size < 2 * MIN_CYCLES:
         return 0, 0.0
     median = float(np.median(lengths))
-    slow = np.flatnonzero(lengths > STALL_FACTOR * median)
+    slow = np.flatnonzero(lengths > max(STALL_FACTOR * median, float(lengths.mean())))
     if slow.size < MIN_CYCLES:
         return 0, 0.0
     first = slow[np.append(True, np.diff(slow) > 1)]  # a run of slow steps is one stall

@@ -125,21 +125,29 @@ class ProcessLog:
         return max(mine, key=lambda process: (len(_steps(process)), -mine.index(process)), default=None)
 
     def step_cost(self) -> tuple[int | None, int | None]:
-        """Median step (ns) outside and inside the recorded window, over the processes; None where there was none.
+        """Typical step (ns) outside and inside the recorded window, over the processes; None where there was none.
 
-        Steps that save or log are left out of both: they are rare, and which side they fall on is chance.
+        Steps that save or log are left out of both: they are rare, and which side they fall on is chance. The same is true
+        of waits for worker processes, which no recording lengthens: both sides get the mean wait of the plain steps.
         """
         plain: list[int] = []
         recorded: list[int] = []
+        waits: list[int] = []
         for process in self.processes:
+            has_workers = any(loader.get("num_workers") for loader in process.of("loader"))
             for position, record in enumerate(_steps(process)):
-                if record.get("mixed") or "checkpoint" in record.get("p", ()):
+                phases = record.get("p", {})
+                if record.get("mixed") or "checkpoint" in phases:
                     continue
+                wait = phases.get("data_wait", 0) if has_workers else 0
                 if record.get("r"):
-                    recorded.append(record["e"] - record["s"])
+                    recorded.append(record["e"] - record["s"] - wait)
                 elif position >= FIRST_STEPS:
-                    plain.append(record["e"] - record["s"])
-        return _median(plain), _median(recorded)
+                    plain.append(record["e"] - record["s"] - wait)
+                    waits.append(wait)
+        own, own_recorded = _median(plain), _median(recorded)
+        wait = sum(waits) // len(waits) if waits else 0
+        return own + wait if own is not None else None, own_recorded + wait if own_recorded is not None else None
 
 
 def read_process_log(files: Sequence[Path]) -> ProcessLog:

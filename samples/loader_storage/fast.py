@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ class Records(Dataset):
         return 240
 
     def __getitem__(self, i):
-        with open(self.path, "rb") as file:
+        with Path(self.path).open("rb") as file:
             raw = np.frombuffer(os.pread(file.fileno(), RECORD, i * RECORD), np.uint8)
         return torch.from_numpy(raw[:3072].astype(np.float32) / 255), i % 10
 

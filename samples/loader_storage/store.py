@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 RECORD = 64 * 1024
 RATE = 8e6  # bytes a second, as a busy network share or a spinning disk under random reads
@@ -15,7 +16,7 @@ RATE = 8e6  # bytes a second, as a busy network share or a spinning disk under r
 
 def serve():
     """Start the store; returns the path of its socket."""
-    path = os.path.join(tempfile.mkdtemp(prefix="store-"), "socket")
+    path = str(Path(tempfile.mkdtemp(prefix="store-")) / "socket")
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen()

@@ -9,7 +9,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = nn.Sequential(nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
+    )
     net.to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     size = 256 if DEVICE == "cuda" else 1
