@@ -41,17 +41,20 @@ def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: fl
     for name, side in (("before", before), ("after", after)):
         if not side:
             raise GpudiagError(f"the {name} side holds no recording", "name at least one recording a side")
+        if len(set(_fingerprints(side))) < len(side):
+            raise GpudiagError(f"the {name} side holds one recording twice", "name each round once")
     infos = side_info(before), side_info(after)
-    samples = _samples(before, infos[0]), _samples(after, infos[1])
+    by_round = all(info.rounds > 1 for info in infos)
+    samples = _samples(before, infos[0], by_round), _samples(after, infos[1], by_round)
     shown = before[infos[0].shown], after[infos[1].shown]
     differences = differences_of(*infos, *shown)
     blockers = (*_unfit("before", infos[0], before), *_unfit("after", infos[1], after))
     blockers = blockers or tuple(f"{d.what}: {d.before} before, {d.after} after" for d in differences if d.blocks)
-    same = _one_recording(before, after)
+    same = _fingerprints(before) == _fingerprints(after)  # then nothing is measured
     step = step_change(
         infos,
         samples,
-        (_mean_samples(before, infos[0]), _mean_samples(after, infos[1])),
+        (_mean_samples(before, infos[0], by_round), _mean_samples(after, infos[1], by_round)),
         same,
     )
     outcome = _outcome(step, blockers)
@@ -151,25 +154,21 @@ def _unfit(name: str, side: SideInfo, rounds: Sequence[Diagnosis]) -> tuple[str,
     return () if side.median_ns else (f"the {name} side has no step time",)
 
 
-def _one_recording(before: Sequence[Diagnosis], after: Sequence[Diagnosis]) -> bool:
-    """Both sides are the same recording (or copies of it): nothing is measured by comparing them."""
-
-    def key(side: Sequence[Diagnosis]) -> list[tuple[object, ...]]:
-        return sorted((d.steps.durations_ns, tuple(a.window_ns for a in d.accounts), d.devices) for d in side)
-
-    return key(before) == key(after)
+def _fingerprints(side: Sequence[Diagnosis]) -> list[str]:
+    """What tells recordings apart, whatever they are called: no two runs agree in every time to the ns."""
+    return sorted(repr((d.steps.durations_ns, [a.window_ns for a in d.accounts], d.devices)) for d in side)
 
 
-def _samples(rounds: Sequence[Diagnosis], side: SideInfo) -> tuple[int, ...]:
-    if side.rounds > 1:
+def _samples(rounds: Sequence[Diagnosis], side: SideInfo, by_round: bool) -> tuple[int, ...]:
+    if by_round or side.scope == "span":
         return side.round_ns
-    return rounds[0].steps.durations_ns if side.scope == "steps" else side.round_ns
+    return rounds[side.shown].steps.durations_ns
 
 
-def _mean_samples(rounds: Sequence[Diagnosis], side: SideInfo) -> tuple[int, ...]:
-    if side.rounds > 1 and side.scope == "steps":
+def _mean_samples(rounds: Sequence[Diagnosis], side: SideInfo, by_round: bool) -> tuple[int, ...]:
+    if by_round and side.scope == "steps":
         return tuple(round(float(np.mean(d.steps.durations_ns))) for d in rounds if d.steps.durations_ns)
-    return _samples(rounds, side)
+    return _samples(rounds, side, by_round)
 
 
 def _outcome(step: StepChange, blockers: Sequence[str]) -> Outcome:
@@ -202,8 +201,9 @@ def _headline(
         why = " and ".join(noisy) or f"fewer than {LEAST_STEPS} {what}s a side do not show their spread"
         return f"{times}, but {why}"
     if outcome == "no_change":
-        return f"{times}, which cannot be told from none (interval {interval_text(step)})"
-    return f"{times} ({round(step.confidence * 100)} % interval {interval_text(step)})"
+        return f"{times}, which cannot be told from none ({interval_text(step)})"
+    kind = "rounds from" if step.sample == "rounds" else f"{round(step.confidence * 100)} % interval"
+    return f"{times} ({kind} {interval_text(step)})"
 
 
 def _account(before: Diagnosis, after: Diagnosis) -> tuple[PartChange, ...]:

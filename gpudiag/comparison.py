@@ -57,8 +57,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class StepChange(msgspec.Struct, frozen=True):
-    """change: after over before minus 1, of the medians; low, high: its bootstrap interval at `confidence`, None when the
-    sample is too small for one. mean_*: the same of the mean step, which a few slow steps move and the median does not.
+    """change: after over before minus 1, of the medians; low, high: its bootstrap interval at `confidence`, with rounds the range
+    between their extremes; None when the sample is too small. mean_*: the same of the mean step, which a few slow steps move and the median does not.
     sample: what was resampled. settled: whether the noise allows a judgement at all."""
 
     change: float | None

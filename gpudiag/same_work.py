@@ -34,6 +34,8 @@ def differences_of(before: SideInfo, after: SideInfo, old: Diagnosis, new: Diagn
         differ("kernels in the recording", before.kernels, after.kernels, blocks=True)
     if before.scope == after.scope == "steps" and before.steps != after.steps:
         differ("steps", before.steps, after.steps)
+    if before.scope == after.scope == "steps" and old.steps.source != new.steps.source:
+        differ("steps known from", old.steps.source, new.steps.source)
     if sorted(set(before.gpus)) != sorted(set(after.gpus)) and before.gpus and after.gpus:
         differ("GPU", ", ".join(sorted(set(before.gpus))), ", ".join(sorted(set(after.gpus))))
     a, b = before.kernels_per_step, after.kernels_per_step

@@ -198,7 +198,7 @@ def _account(page: Page, comparison: Comparison) -> None:
     )
     page.add(page.paint(f"  {'':<28}{'before':>9}{'after':>10}{'change':>11}", DIM))
     most = max(max(abs(p.change_ns) for p in parts), 1)
-    room = max(page.width - 62, 0) // 2
+    room = max(page.width - 63, 0) // 2
     for part in parts:
         cells = round(room * abs(part.change_ns) / most)
         bar = " " * (room - cells) + "─" * cells + "│" if part.change_ns < 0 else " " * room + "│" + "─" * cells
