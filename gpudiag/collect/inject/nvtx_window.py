@@ -1,6 +1,7 @@
 """Under nsys: ranges as NVTX, and the window as the range "capture" that nsys waits for (collect/nsys.py).
 
-nsys takes one window a run, so there is no early one to be replaced: a script without steps opens it after some seconds.
+nsys takes one window a run, so there is no early one to be replaced: a script that has shown no step opens it after half
+a minute, once it uses the GPU, and keeps it for the steps if they come within a minute after all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .recorder import NS, Recorder, touch
 from .tracker import Emitter
 
 CAPTURE = "capture"
-STEPLESS_S = 5.0  # a script that has shown no step by then is recorded all the same
-STEPLESS_NS = 10 * NS
+STEPLESS_AT_S = (30.0, 60.0, 120.0, 300.0)  # loading data and a model takes that long and is not worth the window
+STEPLESS_NS = 60 * NS
 
 
 class NvtxEmitter(Emitter):
@@ -34,7 +35,7 @@ class NvtxEmitter(Emitter):
 class NvtxWindow(Recorder):
     """Decides as Recorder does; the recording itself is nsys's."""
 
-    early_at_s = (STEPLESS_S,)
+    early_at_s = STEPLESS_AT_S
     early_ns = STEPLESS_NS
 
     def begin_early(self) -> None:
@@ -52,6 +53,8 @@ class NvtxWindow(Recorder):
         self._kind, self._began_count = "steps", self._tracker.count
 
     def _may_start(self) -> bool:
+        if not self._source and os.path.exists("/dev/nvidiactl") and not self._torch.cuda.is_initialized():
+            return False
         return not self._done and not self._tracker.open_ranges
 
     def _start(self, kind: str) -> None:

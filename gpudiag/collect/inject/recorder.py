@@ -16,9 +16,10 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .log import Log, clock
+from .memory import heap
 from .tracker import Emitter, Tracker
 
 NS = 1_000_000_000
@@ -376,47 +377,6 @@ def _device(torch: Any, cuda: bool) -> Dict[str, Any]:
     if "use_device" in names:
         return {"use_device": "cuda" if cuda else None}
     return {"use_cuda": cuda}
-
-
-class _Mallinfo2(ctypes.Structure):
-    """struct mallinfo2 of glibc >= 2.33."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
-
-
-def _heap_reader() -> Callable[[], int]:
-    try:
-        read = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError):
-        return _resident
-    read.restype = _Mallinfo2
-    return lambda: int(read().uordblks) or _resident()  # 0 under jemalloc or tcmalloc
-
-
-def _resident() -> int:
-    """Resident set of this process in bytes; 0 where /proc is not. Says less: freed memory is used again unseen."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-heap = _heap_reader()  # bytes of the C heap in use, large tensors not among them
 
 
 def touch(path: str) -> None:
