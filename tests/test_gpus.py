@@ -170,3 +170,40 @@ def test_rank_prints_json_and_only_it() -> None:
 def test_rank_without_any_price_is_an_error_with_a_hint() -> None:
     result = CliRunner().invoke(gpus, ["rank"])
     assert isinstance(result.exception, GpudiagError) and "--price" in result.exception.hint
+
+
+def test_fit_says_for_each_gpu_whether_the_batch_fits_and_how_it_was_checked() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    arguments = [
+        "fit",
+        "--model",
+        "mobilenet_v3_large",
+        "--batch",
+        "100",
+        "--gpu",
+        "L4",
+        "--memory",
+        "2",
+        "--what",
+        "training",
+    ]
+    result = CliRunner().invoke(gpus, [*arguments, "--json", "-"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    small, large = found["gpus"]
+    assert (small["gpu"], large["gpu"]) == ("2 GB", "L4")
+    assert small["training"] < 100 < large["training"]
+    assert "checked" in found["checked"]
+    (fit,) = found["fits"]
+    assert fit["linear"] and fit["points"][0]["weights"] > 5_483_032 * 4  # parameters and batch-norm statistics
+    shown = CliRunner().invoke(gpus, arguments)
+    assert " NO " in shown.output and " yes " in shown.output
+    assert "GB are kept for" in shown.output
+
+
+def test_fit_of_an_unknown_gpu_is_an_error() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    result = CliRunner().invoke(gpus, ["fit", "--model", "resnet50", "--gpu", "RTX 9090"])
+    assert isinstance(result.exception, GpudiagError)

@@ -21,8 +21,9 @@ BATCHES = (4, 16, 64)  # the outer two make the line, the middle one says whethe
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of one training or inference step at `batch`. peak: the most that is alive at one moment; the parts need not add up to
-    it, since activations are freed while gradients appear. activations: saved for backward, without weights."""
+    """Bytes of one training or inference step at `batch`. peak: the most that is alive at one moment of forward and backward,
+    step_peak: of the optimizer's step, which works without activations but with copies of its own. The parts need not add up to
+    either, since activations are freed while gradients appear. activations: saved for backward, without weights."""
 
     batch: int
     weights: int
@@ -31,10 +32,12 @@ class Footprint(msgspec.Struct, frozen=True):
     activations: int
     inputs: int
     peak: int
+    step_peak: int = 0
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """peak(batch) = fixed + per_image x batch. linear: the third point lies on the line within 2 %."""
+    """peak(batch) = the larger of fixed + per_image x batch (forward and backward) and step_fixed + step_per_image x batch (the
+    optimizer's step). linear: the middle point lies on its line within 2 %."""
 
     what: str
     precision: str
@@ -44,6 +47,11 @@ class Fit(msgspec.Struct, frozen=True):
     fixed: float
     per_image: float
     linear: bool
+    step_fixed: float = 0.0
+    step_per_image: float = 0.0
+
+    def peak_at(self, batch: int) -> float:
+        return max(self.fixed + self.per_image * batch, self.step_fixed + self.step_per_image * batch)
 
 
 class _Live:
@@ -182,12 +190,20 @@ def _steps(
             ):
                 loss = loss_of(call(model, inputs), targets, 0)
             loss.backward()
-            stepper.step()
             del loss
+            backward_peak, live.peak = live.peak, live.now
+            stepper.step()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     states = [value for state in stepper.state.values() for value in tensors_of(list(state.values()))]
     return Footprint(
-        batch, sizes["weights"], _bytes(gradients), _bytes(states), sum(saved.values()), sizes["inputs"], live.peak
+        batch,
+        sizes["weights"],
+        _bytes(gradients),
+        _bytes(states),
+        sum(saved.values()),
+        sizes["inputs"],
+        backward_peak,
+        live.peak,
     )
 
 
@@ -204,13 +220,13 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def _optimizer(name: str, parameters: Any) -> Any:
-    """foreach=False, fused=False: as small as the optimizer can be; the foreach variants hold one more copy of the gradients."""
+    """foreach=True is torch's default on CUDA; it is faster and holds more copies than the loop that is the CPU's default."""
     import torch
 
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=False)
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=True)
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=0.01, foreach=False)
+    return kind(parameters, lr=0.01, foreach=True)
 
 
 @contextmanager
@@ -234,19 +250,62 @@ def line_of(
     points: tuple[Footprint, Footprint, Footprint], what: str, precision: str, optimizer: str, device: str
 ) -> Fit:
     first, between, last = points
-    slope = (last.peak - first.peak) / (last.batch - first.batch)
+    apart = last.batch - first.batch
+    slope = (last.peak - first.peak) / apart
     fixed = first.peak - slope * first.batch
+    step_slope = (last.step_peak - first.step_peak) / apart
     linear = abs(fixed + slope * between.batch - between.peak) <= 0.02 * between.peak
-    return Fit(what, precision, optimizer, device, points, fixed, slope, linear)
+    return Fit(
+        what,
+        precision,
+        optimizer,
+        device,
+        points,
+        fixed,
+        slope,
+        linear,
+        first.step_peak - step_slope * first.batch,
+        step_slope,
+    )
 
 
 def largest_batch(fit: Fit, memory_bytes: float) -> int:
     """The largest batch whose peak fits; 0 when not even one image does."""
-    if fit.fixed + fit.per_image > memory_bytes:
+    if fit.peak_at(1) > memory_bytes:
         return 0
-    if fit.per_image <= 0:
-        return 1 << 20  # more than anyone asks: the batch costs nothing that was seen
-    return int((memory_bytes - fit.fixed) / fit.per_image)
+    largest = 1 << 20  # more than anyone asks
+    for fixed, per_image in ((fit.fixed, fit.per_image), (fit.step_fixed, fit.step_per_image)):
+        if per_image > 0:
+            largest = min(largest, int((memory_bytes - fixed) / per_image))
+    return largest
+
+
+def real_peak(spec: ModelSpec, precision: str, optimizer: str, batch: int) -> tuple[str, int]:
+    """(GPU, allocated bytes at the peak) of a few real training steps. Raises JobError or GpudiagError where that fails."""
+    import torch
+
+    from gpudiag.bench.job import Job, run_job
+    from gpudiag.bench.result import QUICK
+
+    rules = msgspec.structs.replace(QUICK, batch=batch, optimizer=optimizer, rounds=1)
+    rules = rules if precision == "fp32" else msgspec.structs.replace(rules, amp_dtype=precision)
+    job = Job(
+        task="mode",
+        model=spec.name,
+        input_shape=spec.input_shape,
+        sample_batch=spec.sample_batch,
+        device="cuda:0",
+        mode="eager" if precision == "fp32" else "amp",
+        rules=rules,
+        threads=1,
+        batch=batch,
+        parts=("training",),
+    )
+    found = run_job(job, lambda text: None).mode
+    if found is None or found.training_memory is None or found.training_memory.allocated is None:
+        why = found.failed.get("training", "no figure") if found else "no figure"
+        raise GpudiagError(f"{spec.name} at batch {batch} on the GPU: {why}", "try a smaller --batch")
+    return str(torch.cuda.get_device_name(0)), found.training_memory.allocated
 
 
 def usable_bytes(memory_gb: float, reserve_gb: float = RESERVE_GB) -> float:

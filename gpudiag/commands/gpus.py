@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
+from gpudiag.bench.fit import Fit
 from gpudiag.bench.gpu_table import PEAKS, GpuSpec, load_gpus, read_gpus, select_gpus
+from gpudiag.bench.models import ModelSpec, check_spec
 from gpudiag.bench.tables import NOTHING, Table
 from gpudiag.commands._common import example, no_color_option, progress, write_output
 from gpudiag.commands.bench import _numbers, _page, _require_torch
@@ -241,7 +243,6 @@ def fit(
     """Weights, gradients, optimizer states and activations by a dry run on a fake device, and the largest batch that fits."""
     _require_torch()
     from gpudiag.bench import fit as fitting
-    from gpudiag.bench.models import check_spec
 
     known = _table(table)
     shape = _numbers(input_shape, "--input-shape") if input_shape else None
@@ -256,6 +257,7 @@ def fit(
         for training in kinds:
             tell(f"dry run, {'training' if training else 'serving'}")
             fits.append(fitting.measure_fit(spec, precision, optimizer, training))
+    checked = _checked(spec, precision, optimizer, batch, fits)
     answers = [
         {
             "gpu": name,
@@ -265,19 +267,52 @@ def fit(
         for name, gb in places
     ]
     if json_:
-        _write_json(json_, {"model": model, "precision": precision, "reserve_gb": kept, "fits": fits, "gpus": answers})
+        _write_json(
+            json_,
+            {
+                "model": model,
+                "precision": precision,
+                "reserve_gb": kept,
+                "checked": checked,
+                "fits": fits,
+                "gpus": answers,
+            },
+        )
         if json_ == "-":
             return
-    _show([_parts_table(model, fits, batch), _fit_table(fits, answers, batch, kept, fitting.RESERVE_WHY)])
+    _show([_parts_table(model, fits, batch, checked), _fit_table(fits, answers, batch, kept, fitting.RESERVE_WHY)])
 
 
-def _parts_table(model: str, fits: Sequence[object], batch: int) -> Table:
-    from gpudiag.bench.fit import Fit
+def _checked(spec: ModelSpec, precision: str, optimizer: str, batch: int, fits: Sequence[Fit]) -> str:
+    """The training estimate against a real peak, where there is a GPU; else that it was not checked."""
+    from gpudiag.bench.device import cuda_problem
+    from gpudiag.bench.fit import largest_batch, real_peak
 
+    training = next((fit_ for fit_ in fits if fit_.what == "training"), None)
+    problem = cuda_problem()
+    if training is None or problem:
+        return f"not checked against a real run: {problem or 'training was not asked for'}"
+    import torch
+
+    total = float(torch.cuda.get_device_properties(0).total_memory)
+    size = max(1, min(batch, largest_batch(training, 0.8 * total)))
+    try:
+        name, real = real_peak(spec, precision, optimizer, size)
+    except GpudiagError as error:
+        return f"not checked against a real run: {error.message}"
+    estimate = training.peak_at(size)
+    return (
+        f"checked on {name} at batch {size}: {format_bytes(real)} allocated, estimated {format_bytes(estimate)} "
+        f"({estimate / real:.2f} of it)"
+    )
+
+
+def _parts_table(model: str, fits: Sequence[Fit], batch: int, checked: str) -> Table:
     rows = []
-    notes = ["By a dry run on a fake device with PyTorch's CPU operators: what torch allocates, without the reserve."]
+    notes = [
+        f"By a dry run on a fake device with PyTorch's CPU operators: what torch allocates, without the reserve; {checked}."
+    ]
     for fit_ in fits:
-        assert isinstance(fit_, Fit)
         first, last = fit_.points[0], fit_.points[-1]
         saved = (last.activations - first.activations) / (last.batch - first.batch)
         rows.append(
@@ -288,7 +323,7 @@ def _parts_table(model: str, fits: Sequence[object], batch: int) -> Table:
                 format_bytes(last.optimizer),
                 format_bytes(saved),
                 format_bytes(fit_.per_image),
-                format_bytes(fit_.fixed + fit_.per_image * batch),
+                format_bytes(fit_.peak_at(batch)),
             )
         )
         if not fit_.linear:
@@ -306,7 +341,7 @@ def _parts_table(model: str, fits: Sequence[object], batch: int) -> Table:
 
 
 def _fit_table(
-    fits: Sequence[object], answers: Sequence[dict[str, object]], batch: int, reserve: float, why: str
+    fits: Sequence[Fit], answers: Sequence[dict[str, object]], batch: int, reserve: float, why: str
 ) -> Table:
     kinds = [key for key in answers[0] if key not in ("gpu", "memory_gb")] if answers else []
     rows = []
