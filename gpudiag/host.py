@@ -14,7 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.timeline import ApiCalls, Bool, CopyKind, CpuOps, GpuOps, Int32, Kind, PyCalls, Ranges, Timeline
+from gpudiag.timeline import (
+    ApiCalls,
+    Bool,
+    CopyKind,
+    CpuOps,
+    GpuOps,
+    Int32,
+    Kind,
+    Overheads,
+    PyCalls,
+    Ranges,
+    Timeline,
+)
 
 LAUNCH = re.compile(
     r"^(?:cudaLaunch(?:Kernel|KernelExC|CooperativeKernel)|cuLaunch(?:Kernel|KernelEx|CooperativeKernel)|cudaGraphLaunch"
@@ -70,7 +82,7 @@ H2D = re.compile(r"^(?:gpudiag::)?h2d$|^## ?(?:copy|move)_?batch_?to_?device ?##
 PY_SAVE = re.compile(r"torch/serialization\.py\(\d+\): save$")
 PY_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 
-T = TypeVar("T", Ranges, CpuOps, PyCalls)
+T = TypeVar("T", Ranges, CpuOps, PyCalls, Overheads)
 Thread = tuple[int, int]  # (process, thread)
 
 # A pause between two framework calls on the launching thread that is shorter than this is the interpreter walking from one
@@ -134,8 +146,9 @@ def join_launches(ops: GpuOps, calls: ApiCalls) -> Launches:
 
 def _lookup(keys: Int64, wanted: Int64) -> Int32:
     """For each wanted key its first row in keys, or -1. Keys below 0 never match."""
-    low, high = (int(keys.min()), int(keys.max())) if keys.size else (0, -1)
-    low = max(low, 0)
+    if not keys.size:
+        return np.full(wanted.size, -1, np.int32)
+    low, high = max(int(keys.min()), 0), int(keys.max())
     if 0 <= high - low < max(8 * keys.size, 1 << 16):
         table = np.full(high - low + 1, -1, np.int32)
         usable = keys >= 0
@@ -198,22 +211,27 @@ def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names:
             threads = runs.all_threads(set(processes.tolist()))
         mask = runs.mask(threads)
         calls = calls if mask is None else calls.take(mask)
-    # Phases and loader waits are marked by the main thread, which launches nothing while autograd's thread runs backward:
-    # ranges are taken from every thread of the launching processes, operators from the feeding threads.
-    ranges = None if ranges is None else _of_processes(ranges, processes)
-    py_calls = None if py_calls is None else _of_processes(py_calls, processes)
-    cpu_ops = None if cpu_ops is None else _of_processes(cpu_ops, processes)
+    # Phases are marked by the main thread, which launches nothing while autograd's thread runs backward: ranges are taken
+    # from every thread of the launching processes, operators from the feeding threads. Waits for data and checkpoints count
+    # on the feeding threads and the main thread: one that fetches or saves in the background holds nobody up by itself.
+    ranges, py_calls, cpu_ops = (
+        of_processes(ranges, processes),
+        of_processes(py_calls, processes),
+        of_processes(cpu_ops, processes),
+    )
 
     input_parts = (
-        named(ranges, names, INPUT).union(named(cpu_ops, names, INPUT)).union(named(py_calls, names, PY_LOADER))
+        _held(ranges, threads, names, INPUT)
+        .union(_held(cpu_ops, threads, names, INPUT))
+        .union(_held(py_calls, threads, names, PY_LOADER))
     )
-    checkpoint = named(ranges, names, CHECKPOINT_LOG).union(named(py_calls, names, PY_SAVE))
+    checkpoint = _held(ranges, threads, names, CHECKPOINT_LOG).union(_held(py_calls, threads, names, PY_SAVE))
     compiling = (
         named(ranges, names, COMPILE).union(named(cpu_ops, names, COMPILE)).union(named(calls, names, COMPILE_CALL))
     )
     profiler, queue_full = Intervals.empty(), Intervals.empty()
-    if timeline.overheads is not None and len(timeline.overheads):
-        rows = timeline.overheads
+    rows = of_processes(timeline.overheads, processes)
+    if rows is not None and len(rows):
         lazy = names.rows(rows.name, COMPILE_OVERHEAD)
         compiling = compiling.union(Intervals.union_of(rows.start[lazy], rows.end[lazy]))
         cost = ~lazy & ~rows.is_queue_full
@@ -348,13 +366,35 @@ class _Runs:
         return np.repeat(chosen, np.diff(np.append(self.starts, self.rows)))
 
 
-def _of_processes(table: T, processes: Int64) -> T:
-    if not processes.size or not len(table):
+def of_processes(table: T | None, processes: Int64) -> T | None:
+    """The rows of these processes; all rows when none is named."""
+    if table is None or not processes.size or not len(table):
         return table
     mine = np.isin(table.process, processes)
     if mine.all() or not mine.any():  # none: the recorder numbers CPU rows otherwise, so all may be meant
         return table
     return table.take(mine)
+
+
+def _held(
+    table: Ranges | CpuOps | PyCalls | None, threads: frozenset[Thread], names: Names, pattern: re.Pattern[str]
+) -> Intervals:
+    """`named`, on the feeding threads and the main thread of a process (whose id is the process's); where those made no
+    row of the table at all, on all threads: the recorder numbers them otherwise."""
+    if table is None or not len(table):
+        return Intervals.empty()
+    rows = np.flatnonzero(names.rows(table.name, pattern))
+    theirs = _on(table.process[rows], table.thread[rows], threads)
+    if theirs.any() or _on(table.process, table.thread, threads).any():
+        rows = rows[theirs]
+    return Intervals.union_of(table.start[rows], table.end[rows]) if rows.size else Intervals.empty()
+
+
+def _on(process: Int64, thread: Int64, threads: frozenset[Thread]) -> Bool:
+    mask: Bool = np.equal(thread, process)
+    for one, its in threads:
+        mask |= (process == one) & (thread == its)
+    return mask
 
 
 def named(table: ApiCalls | Ranges | CpuOps | PyCalls | None, names: Names, pattern: re.Pattern[str]) -> Intervals:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
 from gpudiag.diagnosis import DeviceFigures
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
-from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launches, named
+from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launches, named, of_processes
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
 from gpudiag.steps import MIN_STEPS, find_steps
-from gpudiag.timeline import GpuOps, Steps, Timeline
+from gpudiag.timeline import CpuOps, GpuOps, Ranges, Steps, Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +93,21 @@ class Scope:
         return KernelTable.of(self.window_ops, self.timeline.strings)
 
     @cached_property
+    def _processes(self) -> Int64:
+        """The processes that launched the work of this device; empty when that is not known, or without a GPU."""
+        return np.unique(self.ops.process[self.ops.process > 0]) if self.ops is not None else np.empty(0, np.int64)
+
+    @cached_property
+    def ranges(self) -> Ranges | None:
+        """timeline.ranges of the processes that work on this device: one file may hold several ranks."""
+        return of_processes(self.timeline.ranges, self._processes)
+
+    @cached_property
+    def cpu_ops(self) -> CpuOps | None:
+        """timeline.cpu_ops of the processes that work on this device."""
+        return of_processes(self.timeline.cpu_ops, self._processes)
+
+    @cached_property
     def idle(self) -> Intervals:
         """Idle time of the device in the window."""
         assert self.layers is not None
@@ -115,7 +130,7 @@ def scopes_of(timeline: Timeline) -> Iterator[Scope]:
         steps = find_steps(timeline, mine, int(processes[0]) if processes.size == 1 else None)
         steady = steps.steady()
         if len(steady) >= MIN_STEPS:
-            window = _window(timeline, names, steady)
+            window = _window(of_processes(timeline.ranges, processes), names, steady)
         else:
             steady, window = Steps.none(), Intervals.single(int(mine.start.min()), int(mine.end.max()))
         host = host_work(timeline, mine, launches, names)
@@ -124,10 +139,10 @@ def scopes_of(timeline: Timeline) -> Iterator[Scope]:
         yield Scope(timeline, names, device, steps, window, account, mine, launches, layers, host, figures)
 
 
-def _window(timeline: Timeline, names: Names, steady: Steps) -> Intervals:
-    """From the first steady step to the end of the last, without evaluation."""
+def _window(ranges: Ranges | None, names: Names, steady: Steps) -> Intervals:
+    """From the first steady step to the end of the last, without evaluation (by the ranges of the same processes)."""
     window = Intervals.union_of(steady.start, steady.end)
-    without = window.subtract(named(timeline.ranges, names, EVAL))
+    without = window.subtract(named(ranges, names, EVAL))
     return without if len(without) else window
 
 
@@ -136,7 +151,7 @@ def _host_scope(timeline: Timeline, names: Names) -> Scope | None:
     steps = find_steps(timeline, None)
     steady = steps.steady()
     if len(steady) >= MIN_STEPS:
-        window = _window(timeline, names, steady)
+        window = _window(timeline.ranges, names, steady)
     else:
         steady = Steps.none()
         tables = [t for t in (timeline.cpu_ops, timeline.ranges) if t is not None and len(t)]

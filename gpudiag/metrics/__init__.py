@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpudiag.metrics import busy, communication, copies, kernel_work, launching, loading, machine, run
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.base import Metric, Missing
-from gpudiag.metrics.make import PROFILE, missing, value
+from gpudiag.metrics.busy import NO_GPU
+from gpudiag.metrics.make import ON_GPU, PROFILE_RANKS, missing, value
 from gpudiag.metrics.spec import BY_NAME
 from gpudiag.scope import Scope
 
@@ -26,9 +27,13 @@ def measure(scope: Scope, facts: RunFacts) -> dict[str, Metric | Missing]:
     for part in ALL:
         values.update((item.name, item) for item in part(scope))
     values.update((item.name, item) for item in communication.measure(scope, facts))
-    values["devices"] = value("devices", facts.devices, "gpu_ops")
+    if scope.timeline.gpu_ops is None and not facts.devices:
+        values["devices"] = missing("devices", NO_GPU, ON_GPU)
+    else:
+        values["devices"] = value("devices", facts.devices, "gpu_ops")
     if facts.busy_spread is None:
-        values["busy_spread"] = missing("busy_spread", "one device was recorded", PROFILE)
+        why = "one device was recorded" if facts.devices else NO_GPU
+        values["busy_spread"] = missing("busy_spread", why, PROFILE_RANKS)
     else:
         values["busy_spread"] = value("busy_spread", facts.busy_spread, "gpu_ops")
     return {name: values[name] for name in BY_NAME}

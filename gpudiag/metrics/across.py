@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpudiag.intervals import Int64
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 
@@ -18,10 +19,12 @@ LATE_SHARE = 0.2  # of the collectives at which somebody was clearly late; with 
 
 @dataclass(frozen=True)
 class RankWait:
-    """comm_ns: time in the common collectives; wait_ns: of it beyond the shortest rank's; last: collectives it came last to."""
+    """comm_ns: time in the common collectives; wait_ns: of it beyond the shortest rank's, exposed_ns of that with no compute
+    at the same time; last: collectives it came last to; short: those to which it came clearly later than most."""
 
     comm_ns: int
     wait_ns: int
+    exposed_ns: int
     last: int
     short: int
 
@@ -30,8 +33,9 @@ class RankWait:
 class RunFacts:
     """devices: with work; busy_spread over them, None with one. stragglers: by rank, empty when it cannot be told.
 
-    late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first.
-    latest_share: of the collectives, those to which the most frequent last rank came last.
+    late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first;
+    none where that is most of the ranks, which then take turns. latest_share: of the collectives, those to which one of the
+    late ranks came last (without any: the most frequent last rank). mean_wait_ns: exposed, mean over the other ranks.
     """
 
     devices: int
@@ -65,28 +69,38 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
     rank with the shortest duration arrived last, whatever the ranks' clocks say; how much longer the others took is their wait.
     """
     sequences = {rank: _collectives(scope) for rank, scope in ranks.items()}
-    length = {len(names) for names, _ in sequences.values()}
-    if len(length) != 1 or not min(length) or len({tuple(names) for names, _ in sequences.values()}) != 1:
-        common = _common_prefix([names for names, _ in sequences.values()])
-    else:
-        common = min(length)
+    common = _common_prefix([names for names, _ in sequences.values()])
+    order = sorted(ranks)
+    starts, durations, exposed = (
+        np.stack([getattr(sequences[rank][1], column)[:common] for rank in order])
+        for column in ("start", "length", "exposed")
+    )
+    # Counted from the recording's beginning, so that every rank means the same one; judged inside every rank's window.
+    inside = np.logical_and.reduce([ranks[rank].window.contains(starts[i]) for i, rank in enumerate(order)])
+    durations, exposed, common = durations[:, inside], exposed[:, inside], int(inside.sum())
     if common < MIN_COLLECTIVES:
         return RunFacts(devices, spread, why_no_stragglers="the ranks share too few collectives to compare")
-    order = sorted(ranks)
-    durations = np.stack([sequences[rank][1][:common] for rank in order])
     shortest = durations.min(axis=0)
     last = durations.argmin(axis=0)
     short = durations < LATE_MARGIN * np.median(durations, axis=0)
     waits = durations - shortest
     found = {
-        rank: RankWait(int(durations[i].sum()), int(waits[i].sum()), int((last == i).sum()), int(short[i].sum()))
+        rank: RankWait(
+            int(durations[i].sum()),
+            int(waits[i].sum()),
+            int(np.minimum(waits[i], exposed[i]).sum()),
+            int((last == i).sum()),
+            int(short[i].sum()),
+        )
         for i, rank in enumerate(order)
     }
     uneven = max(1, int(short.any(axis=0).sum()))
     by_last = sorted(order, key=lambda rank: (-found[rank].short, -found[rank].last, rank))
     late = tuple(rank for rank in by_last if found[rank].short >= max(MIN_COLLECTIVES, LATE_SHARE * uneven))
-    latest = max(order, key=lambda rank: (found[rank].last, -rank))
-    others = [found[rank].wait_ns for rank in order if rank not in (late or (latest,))]
+    if 2 * len(late) > len(order):
+        late = ()
+    latest = late[0] if late else max(order, key=lambda rank: (found[rank].last, -rank))
+    others = [found[rank].exposed_ns for rank in order if rank not in (late or (latest,))]
     return RunFacts(
         devices,
         spread,
@@ -100,12 +114,22 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
     )
 
 
-def _collectives(scope: Scope) -> tuple[list[str], np.ndarray]:
-    """Names (kind of collective) and durations of the collectives of a device in order of their start."""
-    assert scope.ops is not None
+@dataclass(frozen=True, eq=False)
+class _Collectives:
+    """start, length, and the length without compute at the same time, ns; by start."""
+
+    start: Int64
+    length: Int64
+    exposed: Int64
+
+
+def _collectives(scope: Scope) -> tuple[list[str], _Collectives]:
+    """The kinds of the collectives of a device, and their times."""
+    assert scope.ops is not None and scope.layers is not None
     rows = np.flatnonzero(scope.ops.kind == Kind.COMM)
     names = [_kind(scope.timeline.strings[code]) for code in scope.ops.name[rows]]
-    return names, scope.ops.end[rows] - scope.ops.start[rows]
+    start, end = scope.ops.start[rows], scope.ops.end[rows]
+    return names, _Collectives(start, end - start, scope.layers.comm_exposed.covered_in(start, end))
 
 
 def _kind(name: str) -> str:

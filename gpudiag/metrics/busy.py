@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.account import DEVICE_PARTS, HOST_PARTS
-from gpudiag.metrics.make import BENCH, ON_GPU, PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import BENCH, NOTHING, ON_GPU, PROFILE, PROFILE_CPU, PROFILE_NSYS, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
@@ -25,7 +25,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     for part in HOST_PARTS:
         name = part.replace(".", "_")
         if on_gpu:
-            yield missing(name, CPU_RUN, "nothing: the device account says more")
+            yield missing(name, CPU_RUN, PROFILE_CPU)
         else:
             yield value(name, scope.per_step(parts.get(part, 0)), "account")
     for part in DEVICE_PARTS:
@@ -51,7 +51,7 @@ def measure(scope: Scope) -> Iterator[Value]:
                 yield value(name, 0, "gpu_ops")
             else:
                 yield missing(name, NO_GPU, ON_GPU)
-    yield missing("sm_active", "GPU performance counters were not sampled", PROFILE_NSYS)
+    yield missing("sm_active", "gpudiag does not sample GPU performance counters", NOTHING)
     yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
 
 

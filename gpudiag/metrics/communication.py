@@ -7,17 +7,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import BACKWARD, OPTIMIZER, named
+from gpudiag.host import named
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_TORCH, Value, missing, value
+from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_RANKS, Value, missing, value
 from gpudiag.scope import Scope
+from gpudiag.steps import OPTIMIZER
 from gpudiag.timeline import Kind
 
 REDUCTION = re.compile(r"all_?reduce|reduce_?scatter", re.I)
+# torch/nn/parallel/_functions.py: autograd Functions, whose backward nodes bear no number (GatherBackward0 is torch.gather's).
 DATA_PARALLEL = re.compile(
-    r"Broadcast(?!.*Dev)|DataParallel\.(?:replicate|scatter|gather)|aten::broadcast_coalesced|^Scatter|^Gather"
+    r"^(?:Broadcast|Scatter|Gather|ReduceAddCoalesced)(?:Backward)?$|^DataParallel\.(?:replicate|scatter|gather)$"
+    r"|broadcast_coalesced$"
 )
+BACKWARD_PASS = re.compile(r"^(?:gpudiag::)?backward$|^## ?backward ?##$|^backward_pass$", re.I)
 
 
 def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
@@ -26,12 +30,12 @@ def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
             yield missing(name, NO_GPU, ON_GPU)
     else:
         yield from _one_rank(scope)
-    yield missing("comm_median_bytes", "the recorder did not write the collectives' message sizes", PROFILE_TORCH)
+    yield missing("comm_median_bytes", "gpudiag does not read the collectives' message sizes", NOTHING)
     mine = run.stragglers.get(scope.rank)
     if mine is None or run.latest_rank is None:
         reason = run.why_no_stragglers
         for name in ("comm_wait_share", "straggler_share", "straggler_wait", "is_straggler"):
-            yield missing(name, reason, "record every rank and give them all: gpudiag analyze RANK0 RANK1 ...")
+            yield missing(name, reason, PROFILE_RANKS)
         return
     yield value("comm_wait_share", mine.wait_ns / max(1, mine.comm_ns), "all ranks together")
     yield value("straggler_share", run.latest_share, "all ranks together")
@@ -46,14 +50,12 @@ def _one_rank(scope: Scope) -> Iterator[Value]:
     if len(comm):
         yield value("comm_overlap_share", comm.intersect(scope.layers.compute).total() / comm.total(), "gpu_ops")
     else:
-        yield missing("comm_overlap_share", "no collective ran in the window", PROFILE)
-    parallel = named(scope.timeline.cpu_ops, scope.names, DATA_PARALLEL).union(
-        named(scope.timeline.ranges, scope.names, DATA_PARALLEL)
-    )
+        yield missing("comm_overlap_share", "no collective ran in the window", PROFILE_RANKS)
+    parallel = named(scope.cpu_ops, scope.names, DATA_PARALLEL).union(named(scope.ranges, scope.names, DATA_PARALLEL))
     yield value("dataparallel_time", scope.per_step(parallel.intersect(scope.window).total()), "cpu_ops, ranges")
     ops, calls = scope.window_ops, scope.timeline.api_calls
-    backward = named(scope.timeline.ranges, scope.names, BACKWARD).intersect(scope.window)
-    updates = named(scope.timeline.ranges, scope.names, OPTIMIZER).intersect(scope.window)
+    backward = named(scope.ranges, scope.names, BACKWARD_PASS).intersect(scope.window)
+    updates = named(scope.ranges, scope.names, OPTIMIZER).intersect(scope.window)  # zero_grad is no update
     if calls is None or not len(backward) or not len(updates):
         yield missing("grad_syncs_per_update", "no backward and optimizer ranges were recorded", PROFILE)
         return

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gpudiag.host import BLOCKING_COPY, COPY_CALL, named
+from gpudiag.host import BLOCKING_COPY, COPY_CALL
 from gpudiag.intervals import Intervals
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.launching import idle_after
-from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, PROFILE_NSYS, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, GpuOps, Kind, MemKind
 
 LARGE = 1_000_000  # bytes from which a copy's rate says something of the link (RULES.md T6)
+BATCH_TENSORS = 5  # of equal size in one batch: BERT's ids, types, mask, positions and labels
 SYNC_COPY_BYTES = 64_000  # nsys's expert rule leaves smaller synchronous copies out
 NAMES = (
     "h2d_bytes", "h2d_pageable_bytes", "h2d_pageable_exposed", "h2d_pinned_time", "h2d_pinned_exposed", "h2d_pinned_rate",
@@ -50,11 +51,16 @@ def measure(scope: Scope) -> Iterator[Value]:
 
     yield value("h2d_bytes", scope.per_step(float(size[h2d].sum())), "gpu_ops")
     yield value("d2h_bytes", scope.per_step(float(size[d2h].sum())), "gpu_ops")
-    yield value("copies_per_step", scope.per_step(int(copy.sum())), "gpu_ops")
-    yield value("copy_median_bytes", float(np.median(size[link])) if link.any() else 0.0, "gpu_ops")
-    yield value(
-        "d2h_pageable_bytes", scope.per_step(float(size[d2h & (ops.dst_mem == MemKind.PAGEABLE)].sum())), "gpu_ops"
-    )
+    yield value("copies_per_step", scope.per_step(int(link.sum())), "gpu_ops")
+    if link.any():
+        yield value("copy_median_bytes", float(np.median(size[link])), "gpu_ops")
+    else:
+        yield missing("copy_median_bytes", "no copy between host and device ran in the window", PROFILE_LONGER)
+    into_pageable = d2h & (ops.dst_mem == MemKind.PAGEABLE)
+    if d2h.any() and not np.isin(ops.dst_mem[d2h], (MemKind.PAGEABLE, MemKind.PINNED)).any():
+        yield missing("d2h_pageable_bytes", "the recorder did not say which memory the copies went to", PROFILE_NSYS)
+    else:
+        yield value("d2h_pageable_bytes", scope.per_step(float(size[into_pageable].sum())), "gpu_ops")
     if h2d.any() and not (pageable | pinned)[h2d].any():
         for name in ("h2d_pageable_bytes", "h2d_pageable_exposed", "h2d_pinned_time", "h2d_pinned_exposed"):
             yield missing(name, "the recorder did not say which memory the copies came from", PROFILE_NSYS)
@@ -63,7 +69,7 @@ def measure(scope: Scope) -> Iterator[Value]:
         pinned_union = _union(ops, h2d & pinned)
         only_pageable = _union(ops, h2d & pageable).subtract(pinned_union)
         yield value("h2d_pageable_exposed", scope.per_step(only_pageable.intersect(exposed["h2d"]).total()), "gpu_ops")
-        yield value("h2d_pinned_time", scope.per_step(pinned_union.total()), "gpu_ops")
+        yield value("h2d_pinned_time", scope.per_step(pinned_union.intersect(scope.window).total()), "gpu_ops")
         yield value("h2d_pinned_exposed", scope.per_step(pinned_union.intersect(exposed["h2d"]).total()), "gpu_ops")
     for name, mask in (("h2d_pinned_rate", h2d & pinned), ("h2d_pageable_rate", h2d & pageable)):
         large = mask & (size >= LARGE)
@@ -71,7 +77,7 @@ def measure(scope: Scope) -> Iterator[Value]:
         if time:
             yield value(name, float(size[large].sum()) / time * 1e9, "gpu_ops")
         else:
-            yield missing(name, "no such copy of at least 1 MB was recorded", PROFILE)
+            yield missing(name, "no such copy of at least 1 MB was recorded", PROFILE_LONGER)
     yield from _link_share(scope, ops, link & (size >= LARGE) & (pinned | (ops.dst_mem == MemKind.PINNED)))
     big = _union(ops, d2h & (size >= SYNC_COPY_BYTES))
     yield value("d2h_large_exposed", scope.per_step(big.intersect(exposed["d2h"]).total()), "gpu_ops")
@@ -95,7 +101,7 @@ def _link_share(scope: Scope, ops: GpuOps, large: Bool) -> Iterator[Value]:
     if lane is None or width <= 0:
         yield missing("link_rate_share", "the link's generation and width under load were not sampled (NVML)", PROFILE)
     elif not large.any():
-        yield missing("link_rate_share", "no pinned copy of at least 1 MB was recorded", PROFILE)
+        yield missing("link_rate_share", "no pinned copy of at least 1 MB was recorded", PROFILE_LONGER)
     else:
         rates = ops.bytes[large] / np.maximum(1, ops.end[large] - ops.start[large]) * 1e9
         yield value("link_rate_share", float(np.median(rates)) / (lane * width), "gpu_ops, nvml")
@@ -107,7 +113,8 @@ def _host_side(scope: Scope, ops: GpuOps, link: Bool, of_window: npt.NDArray[np.
         for name in ("copy_api_time", "copy_api_idle", "blocking_copies", "blocking_copy_idle"):
             yield missing(name, "API calls were not recorded", PROFILE)
         return
-    in_copy = named(calls, scope.names, COPY_CALL).intersect(scope.window)
+    copying = scope.feeding & scope.names.rows(calls.name, COPY_CALL)
+    in_copy = Intervals.union_of(calls.start[copying], calls.end[copying]).intersect(scope.window)
     yield value("copy_api_time", scope.per_step(in_copy.total()), "api_calls")
     yield value("copy_api_idle", scope.per_step(in_copy.intersect(scope.idle).total()), "api_calls")
     call = scope.window_calls[of_window]
@@ -121,15 +128,16 @@ def _host_side(scope: Scope, ops: GpuOps, link: Bool, of_window: npt.NDArray[np.
 
 
 def _reuploads(scope: Scope, ops: GpuOps, large: Bool) -> Bool:
-    """Copies of at least 1 MB to the device whose size comes back often: at least three times a step, or, where no steps are
-    known, three times in all beside at least three other such sizes (an input batch has one or two sizes)."""
+    """Copies of at least 1 MB to the device whose size comes back often: at least three times a step, more than BATCH_TENSORS
+    such copies a step together, or, where no steps are known, three times in all beside at least three other such sizes
+    (an input batch has one or two sizes)."""
     again = np.zeros(len(ops), bool)
     rows = np.flatnonzero(large)
     if not rows.size:
         return again
     _, inverse, count = np.unique(ops.bytes[rows], return_inverse=True, return_counts=True)
     often = count >= 3 * scope.count
-    if not len(scope.steps) and int(often.sum()) < 4:
+    if (int(count[often].sum()) <= BATCH_TENSORS * scope.count) if len(scope.steps) else (int(often.sum()) < 4):
         return again
     again[rows] = often[inverse]
     return again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,10 @@ from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
 
 SHORT_NS = 10_000  # nsys-ai's and RULES.md C5's limit of a short kernel
+NARROW = re.compile(r"align[12](?!\d)", re.I)  # CUTLASS's alignment in elements; align16 is the widest, not align1
+# These take no tensor cores whatever the size: a matrix-vector product, and the sum of a split product's parts.
+NO_PRODUCT = re.compile(r"gemv|splitk_?reduce|dot_kernel", re.I)
+LAYOUT = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|transpose", re.I)
 NAMES = (
     "kernel_time", "kernels_per_step", "kernel_median_time", "kernel_short_share", "hot_kernel_share", "gemm_time",
     "gemm_fp32_time", "tensor_core_share", "tensor_core_speedup", "tf32_speedup", "elementwise_time", "elementwise_chain",
@@ -75,16 +80,14 @@ def _matrix_work(scope: Scope, table: KernelTable) -> Iterator[Value]:
             else:
                 yield value(name, number if name == "fp64_rate_ratio" else max(1.0, number), peaks.source)
     odd = [
-        m and (("align1" in n or "align2" in n) or (c.format == "half" and not c.tensor_cores))
+        m and (NARROW.search(n) is not None or (c.format == "half" and not c.tensor_cores and not NO_PRODUCT.search(n)))
         for m, c, n in zip(matrix, table.classes, table.names, strict=True)
     ]
     yield value("odd_gemm_time", scope.per_step(table.time(odd)), "kernel names")
     yield value("fp64_time", scope.per_step(table.time([c.format == "fp64" for c in table.classes])), "kernel names")
     convolutions = any(c.family == "conv" for c in table.classes)
     layout = [
-        any(part in n.lower() for part in ("nchwtonhwc", "nhwctonchw", "nchw2nhwc", "nhwc2nchw"))
-        or ("transpose" in n.lower())
-        for n in table.names
+        c.family == "copy" and LAYOUT.search(n) is not None for c, n in zip(table.classes, table.names, strict=True)
     ]
     yield value("layout_time", scope.per_step(table.time(layout) if convolutions else 0.0), "kernel names")
     yield value("attention_unfused_time", scope.per_step(_unfused_attention(table)), "kernel names")
@@ -146,7 +149,7 @@ def _grids(scope: Scope, table: KernelTable) -> Iterator[Value]:
 
 def _optimizer(scope: Scope) -> Iterator[Value]:
     calls = scope.timeline.api_calls
-    inside = named(scope.timeline.ranges, scope.names, OPTIMIZER)
+    inside = named(scope.ranges, scope.names, OPTIMIZER)
     if not len(inside) or calls is None or scope.launches is None:
         for name in ("optimizer_time", "optimizer_kernels", "optimizer_idle"):
             yield missing(name, "no optimizer range was recorded", PROFILE)
@@ -160,8 +163,8 @@ def _optimizer(scope: Scope) -> Iterator[Value]:
 
 
 def _optimizer_ops(scope: Scope) -> Iterator[Value]:
-    ops = scope.timeline.cpu_ops
-    inside = named(scope.timeline.ranges, scope.names, OPTIMIZER).intersect(scope.window)
+    ops = scope.cpu_ops
+    inside = named(scope.ranges, scope.names, OPTIMIZER).intersect(scope.window)
     if ops is None or not len(inside):
         yield missing("optimizer_ops", "no optimizer range or no operators were recorded", PROFILE_TORCH)
     else:
@@ -184,8 +187,8 @@ def _optimizer_ops(scope: Scope) -> Iterator[Value]:
 
 
 def slow_cpu_ops(scope: Scope) -> tuple[Intervals, Int64]:
-    """Operators of at least 1 ms that made no CUDA call at all, and their rows in cpu_ops."""
-    ops, calls = scope.timeline.cpu_ops, scope.timeline.api_calls
+    """Operators of at least 1 ms that made no CUDA call at all, and their rows in scope.cpu_ops."""
+    ops, calls = scope.cpu_ops, scope.timeline.api_calls
     if ops is None or not len(ops):
         return Intervals.empty(), np.empty(0, np.int64)
     long = np.flatnonzero((ops.end - ops.start >= NS_PER_MS) & ~scope.names.rows(ops.name, INPUT))

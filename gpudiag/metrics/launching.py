@@ -67,9 +67,9 @@ def _launches(scope: Scope) -> Iterator[Value]:
 def _waits(scope: Scope) -> Iterator[Value]:
     calls = scope.timeline.api_calls
     assert calls is not None and scope.ops is not None and scope.host is not None and scope.layers is not None
-    sync = scope.feeding & scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start)
-    waits = Intervals.union_of(calls.start[sync], calls.end[sync])
-    yield value("syncs_per_step", scope.per_step(int(sync.sum())), "api_calls")
+    sync = scope.feeding & scope.names.rows(calls.name, SYNC)
+    waits = Intervals.union_of(calls.start[sync], calls.end[sync]).intersect(scope.window)
+    yield value("syncs_per_step", scope.per_step(int(scope.window.contains(calls.start[sync]).sum())), "api_calls")
     yield value("sync_time", scope.per_step(waits.total()), "api_calls")
     kernels = scope.layers.compute.union(scope.layers.comm)
     only_copies = scope.layers.copies.subtract(kernels)
@@ -92,33 +92,39 @@ def readbacks(scope: Scope) -> tuple[int, Intervals]:
     # the waits in which such a copy finished
     covering = np.searchsorted(ends, host.wait_end, side="right") > np.searchsorted(ends, host.wait_start, side="left")
     waits = Intervals.union_of(host.wait_start[covering], host.wait_end[covering])
-    return int(waits.contains(ends).sum()), idle_after(scope, covering)
+    # a call that returns in the very moment of its copy's end holds it too: intervals are half-open
+    return int(waits.contains(ends - 1).sum()), idle_after(scope, covering)
 
 
 def idle_after(scope: Scope, chosen: Bool) -> Intervals:
     """The part of idle.sync that follows the chosen waits."""
     assert scope.host is not None and scope.layers is not None
     host = scope.host
-    some = HostWork(
-        **{**vars(host), "wait_start": host.wait_start[chosen], "wait_end": host.wait_end[chosen]}
-    )
+    some = HostWork(**{**vars(host), "wait_start": host.wait_start[chosen], "wait_end": host.wait_end[chosen]})
     return after_waits(scope.idle, some, scope.layers).intersect(scope.account.owned_by("idle.sync"))
 
 
 def implicit_sync_rows(scope: Scope) -> Int64:
-    """Rows of cpu_ops in the window that read a value back, outermost only (`is_nonzero` calls `item` calls `_local_scalar_dense`)."""
-    ops = scope.timeline.cpu_ops
+    """Rows of scope.cpu_ops in the window that read a value back, outermost only (`is_nonzero` calls `_local_scalar_dense`).
+
+    Where API calls were recorded, only those in which the host waited: the item() of a tensor on the CPU waits for nothing.
+    """
+    ops = scope.cpu_ops
     if ops is None:
         return np.empty(0, np.int64)
     rows = np.flatnonzero(scope.names.rows(ops.name, IMPLICIT_SYNC) & scope.window.contains(ops.start))
     if not rows.size:
         return rows
     reach = np.maximum.accumulate(ops.end[rows])
-    return np.asarray(rows[np.append(True, ops.start[rows][1:] >= reach[:-1])], np.int64)
+    rows = rows[np.append(True, ops.start[rows][1:] >= reach[:-1])]
+    if scope.timeline.api_calls is not None and scope.host is not None:
+        waits = scope.host.wait_start
+        rows = rows[np.searchsorted(waits, ops.end[rows]) > np.searchsorted(waits, ops.start[rows])]
+    return np.asarray(rows, np.int64)
 
 
 def _implicit(scope: Scope) -> Iterator[Value]:
-    ops = scope.timeline.cpu_ops
+    ops = scope.cpu_ops
     if ops is None:
         yield missing("implicit_syncs", "framework operators were not recorded", PROFILE_TORCH)
         yield missing("implicit_sync_idle", "framework operators were not recorded", PROFILE_TORCH)
@@ -136,9 +142,13 @@ def _repeats(scope: Scope) -> Iterator[Value]:
         yield missing("step_repeat_share", "no steps with GPU work are known", PROFILE_LONGER)
         return
     ops = scope.window_ops
-    low = np.searchsorted(ops.start, scope.steps.start)
-    high = np.searchsorted(ops.start, scope.steps.end)
-    sequences = Counter(hash(ops.name[a:b].tobytes()) for a, b in zip(low, high, strict=True))
+    rows = np.flatnonzero(np.isin(ops.kind, (Kind.KERNEL, Kind.GRAPH)))
+    start, name, stream = ops.start[rows], ops.name[rows], ops.stream[rows]
+    low, high = np.searchsorted(start, scope.steps.start), np.searchsorted(start, scope.steps.end)
+    # stream by stream: which of two streams is first varies from step to step
+    sequences = Counter(
+        name[a:b][np.argsort(stream[a:b], kind="stable")].tobytes() for a, b in zip(low, high, strict=True)
+    )
     yield value("step_repeat_share", sequences.most_common(1)[0][1] / len(low), "gpu_ops")
 
 
@@ -147,9 +157,13 @@ def _compilations(scope: Scope) -> Iterator[Value]:
     if timeline.ranges is None and timeline.api_calls is None and timeline.cpu_ops is None:
         yield missing("recompilations", "neither ranges nor API calls were recorded", PROFILE)
         return
-    count = 0
-    for table, pattern in ((timeline.ranges, COMPILE), (timeline.cpu_ops, COMPILE), (timeline.api_calls, COMPILE_CALL)):
-        if table is not None and len(table):
-            # `contains` on the union: nested compile ranges count once
-            count += len(named(table, scope.names, pattern).intersect(scope.window))
-    yield value("recompilations", count, "ranges, api_calls")
+    if scope.host is not None:
+        compiling = scope.host.compile
+    else:
+        compiling = (
+            named(timeline.ranges, scope.names, COMPILE)
+            .union(named(timeline.cpu_ops, scope.names, COMPILE))
+            .union(named(timeline.api_calls, scope.names, COMPILE_CALL))
+        )
+    # intervals of the union: what a compilation calls counts once
+    yield value("recompilations", len(compiling.intersect(scope.window)), "ranges, api_calls")

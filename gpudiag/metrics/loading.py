@@ -9,8 +9,9 @@ import numpy as np
 
 from gpudiag.host import INPUT, named
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.metrics.make import PROFILE, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import NOTHING, PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
+from gpudiag.steps import OUR_STEP
 from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
 
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
@@ -40,14 +41,17 @@ def measure(scope: Scope) -> Iterator[Value]:
 
 
 def loader_waits(scope: Scope) -> Intervals | None:
-    """Time of the process in the loader's next; None when nothing of the kind can be in the recording."""
-    timeline = scope.timeline
-    if timeline.ranges is None and timeline.cpu_ops is None and timeline.loader is None:
-        return None
-    waits = named(timeline.ranges, scope.names, INPUT).union(named(timeline.cpu_ops, scope.names, INPUT))
-    if timeline.loader is not None and len(timeline.loader):
-        waits = waits.union(Intervals.union_of(timeline.loader.start, timeline.loader.end))
-    return waits
+    """Time of the process in the loader's next; None when nothing of the kind can be in the recording.
+
+    torch marks the loader's next as an operator, gpudiag as a range beside its step ranges; ranges of others need not hold it.
+    """
+    loader = scope.timeline.loader
+    waits = named(scope.ranges, scope.names, INPUT).union(named(scope.cpu_ops, scope.names, INPUT))
+    if loader is not None and len(loader):
+        waits = waits.union(Intervals.union_of(loader.start, loader.end))
+    if len(waits) or loader is not None or scope.cpu_ops is not None or len(named(scope.ranges, scope.names, OUR_STEP)):
+        return waits
+    return None
 
 
 def main_loader(scope: Scope) -> LoaderInfo | None:
@@ -86,12 +90,13 @@ def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
         else:
             yield value(name, number, "environment record")
     if loader is None or host.torch_threads is None:
-        yield missing("cpu_demand", NO_LOADER, PROFILE)
+        reason = NO_LOADER if loader is None else "the recording does not say how many threads torch used"
+        yield missing("cpu_demand", reason, PROFILE)
     else:
         # A worker of torch's DataLoader runs with one intra-op thread (torch.set_num_threads(1) in _worker_loop).
         threads = loader.num_workers * max(1, loader.worker_threads) + host.torch_threads
         yield value("cpu_demand", threads, "loader records")
-    yield missing("cpu_wait_time", "the scheduler's events were not recorded", PROFILE_NSYS)
+    yield missing("cpu_wait_time", "gpudiag does not record the scheduler's events", NOTHING)
 
 
 def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
@@ -100,7 +105,7 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         yield from _fetches(scope, rows.take(fetched), loader)
     else:
         for name in BATCH_NAMES[:11]:
-            yield missing(name, "fewer than three fetched batches were recorded", PROFILE)
+            yield missing(name, "fewer than three fetched batches were recorded", PROFILE_LONGER)
     epochs = np.unique(rows.epoch[scope.window.contains(rows.start)])
     yield value("loader_epochs", int(epochs.size), "loader records")
     wait = rows.end - rows.start
@@ -156,6 +161,8 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     input_lost = scope.per_step(lost.total())
     rest = scope.per_step(scope.account.total) - input_lost
     if rest > 0:
-        yield value("num_workers_needed", max(1, math.ceil(median / rest)), "loader records, account")
+        # a step of several micro-batches takes several; the window's rim may cut one
+        batches = max(1, round(scope.per_step(int(scope.window.contains(rows.end).sum()))))
+        yield value("num_workers_needed", max(1, math.ceil(batches * median / rest)), "loader records, account")
     else:
         yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.metrics.make import PROFILE, Value, missing, value
+from gpudiag.metrics.make import NOTHING, PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Samples
 
 # NVML clocks event reasons (nvml.h, nvmlClocksEventReason*).
 APPLICATIONS_CLOCKS, SW_POWER_CAP = 0x2, 0x4
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80  # HW slowdown, SW thermal, HW thermal, HW power brake
-BUSY_PERCENT = 1.0
+BUSY = 0.01  # of NVML's utilisation: any work since the last sample
 NAMES = (
     "memory_peak_share", "power_cap_share", "thermal_share", "clocks_locked_share", "sm_clock_share", "power_draw",
     "power_limit", "temperature", "sm_clock", "memory_growth",
@@ -22,9 +22,9 @@ NAMES = (
 
 def measure(scope: Scope) -> Iterator[Value]:
     reason = "NVML was not sampled" if scope.timeline.samples is None else "NVML gave no sample of a busy GPU"
-    yield missing("foreign_processes", "the processes on the GPU were not sampled", PROFILE)
+    yield _foreign(scope)
     for name in ("memory_fragmented_share", "alloc_retries"):
-        yield missing(name, "the torch allocator's counters were not recorded", PROFILE)
+        yield missing(name, "gpudiag does not record the torch allocator's counters", NOTHING)
     samples = _busy(scope)
     if samples is None or not len(samples):
         for name in NAMES:
@@ -34,7 +34,11 @@ def measure(scope: Scope) -> Iterator[Value]:
     if known.any():
         share = samples.memory_used[known] / samples.memory_total[known]
         yield value("memory_peak_share", float(share.max()), "nvml")
-        yield value("memory_growth", float(share[-1] - share[0]), "nvml")
+        inside = share[scope.window.contains(samples.start[known])]
+        if inside.size > 1:
+            yield value("memory_growth", float(inside[-1] - inside[0]), "nvml")
+        else:
+            yield missing("memory_growth", "NVML gave fewer than two samples inside the window", PROFILE_LONGER)
     else:
         yield missing("memory_peak_share", "NVML did not give the memory in use", PROFILE)
         yield missing("memory_growth", "NVML did not give the memory in use", PROFILE)
@@ -48,7 +52,7 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield value(name, float(np.mean((reasons & bits) != 0)), "nvml")
         else:
             yield missing(name, "NVML did not give the clocks event reasons", PROFILE)
-    ratio = samples.sm_clock_mhz / samples.sm_clock_max_mhz
+    ratio = samples.sm_clock_mhz / np.where(samples.sm_clock_max_mhz > 0, samples.sm_clock_max_mhz, np.nan)
     for name, column, how in (
         ("sm_clock_share", ratio, np.nanmedian),
         ("sm_clock", samples.sm_clock_mhz, np.nanmedian),
@@ -62,8 +66,18 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield missing(name, "NVML did not give it", PROFILE)
 
 
+def _foreign(scope: Scope) -> Value:
+    samples = scope.timeline.samples
+    known = np.empty(0, np.int32)
+    if samples is not None:
+        known = samples.other_processes[(samples.device == scope.device) & (samples.other_processes >= 0)]
+    if not known.size:
+        return missing("foreign_processes", "the processes on the GPU were not sampled (NVML)", PROFILE)
+    return value("foreign_processes", int(known.max()), "nvml")
+
+
 def _busy(scope: Scope) -> Samples | None:
     samples = scope.timeline.samples
     if samples is None:
         return None
-    return samples.take((samples.device == scope.device) & (samples.gpu_util >= BUSY_PERCENT))
+    return samples.take((samples.device == scope.device) & (samples.gpu_util >= BUSY))

@@ -9,7 +9,10 @@ PROFILE = "gpudiag profile SCRIPT"
 ON_GPU = "on a machine with a GPU: gpudiag profile SCRIPT"
 PROFILE_TORCH = "gpudiag profile --with torch SCRIPT"
 PROFILE_NSYS = "gpudiag profile --with nsys SCRIPT"
-PROFILE_LONGER = "gpudiag profile --steps 20 SCRIPT"
+PROFILE_LONGER = "gpudiag profile --steps 50 SCRIPT"
+PROFILE_CPU = "CUDA_VISIBLE_DEVICES= gpudiag profile SCRIPT"
+PROFILE_RANKS = "gpudiag profile -- torchrun --nproc-per-node 2 SCRIPT"
+NOTHING = ""  # no command of today records it: reports list it as not to be recorded
 BENCH = "gpudiag bench --model package.module:function"
 
 Value = Metric | Missing

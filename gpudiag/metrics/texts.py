@@ -10,7 +10,7 @@ from gpudiag.host import SYNC
 from gpudiag.kernels import short_name
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.kernel_work import slow_cpu_ops
-from gpudiag.metrics.launching import implicit_sync_rows
+from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.scope import Scope
 
@@ -40,14 +40,10 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
         table = scope.kernels
         if len(table):
             texts["hot_kernel_name"] = short_name(table.names[int(table.time_of.argmax())])
-        calls = scope.timeline.api_calls
-        if calls is not None:
-            rows = np.flatnonzero(scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start))
-            if rows.size:
-                names, inverse = np.unique(calls.name[rows], return_inverse=True)
-                spent = np.bincount(inverse, weights=calls.end[rows] - calls.start[rows])
-                texts["sync_api"] = strings[names[int(spent.argmax())]]
-    ops = scope.timeline.cpu_ops
+        sync = _worst_sync(scope)
+        if sync is not None:
+            texts["sync_api"] = strings[sync]
+    ops = scope.cpu_ops
     if ops is not None:
         rows = implicit_sync_rows(scope) if scope.ops is not None else np.empty(0, np.int64)
         if rows.size:
@@ -56,8 +52,27 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
             texts["implicit_sync_op"] = strings[names[int(spent.argmax())]]
         _, slow = slow_cpu_ops(scope)
         if slow.size:
-            texts["cpu_op_name"] = strings[ops.name[slow[int((ops.end - ops.start)[slow].argmax())]]]
+            idle = scope.account.owned_by("idle.launch").union(scope.account.owned_by("idle.host"))
+            under = idle.covered_in(ops.start[slow], ops.end[slow])
+            if under.any():
+                texts["cpu_op_name"] = strings[ops.name[slow[int(under.argmax())]]]
     return texts
+
+
+def _worst_sync(scope: Scope) -> int | None:
+    """The name (a code) of the synchronising calls of the window that most idle time follows; None where none follows any."""
+    calls = scope.timeline.api_calls
+    if calls is None or scope.launches is None or scope.host is None:
+        return None
+    rows = np.flatnonzero(scope.feeding & scope.names.rows(calls.name, SYNC) & scope.window.contains(calls.start))
+    idle = {
+        int(code): idle_after(
+            scope, np.isin(scope.host.wait_start, calls.start[rows[calls.name[rows] == code]])
+        ).total()
+        for code in np.unique(calls.name[rows])
+    }
+    worst = max(idle, key=lambda code: (idle[code], scope.timeline.strings[code]), default=None)
+    return worst if worst is not None and idle[worst] else None
 
 
 def _worst_site(scope: Scope, kinds: tuple[str, ...]) -> str:
