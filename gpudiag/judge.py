@@ -307,10 +307,11 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda f: (-f.bound_ns, SEVERITY_ORDER.index(f.severity), f.rule))
 
 
-def merge(judgements: Sequence[Judgement]) -> Judgement:
+def merge(judgements: Sequence[Judgement], step_time_ns: int | None = None) -> Judgement:
     """The same rule over devices becomes one finding: the text of the worst device, all devices listed.
 
-    Bounds are cut so that they sum to no more than the longest scope's step; shares stay those of the worst device.
+    Bounds are cut so that they sum to no more than step_time_ns (that of the scope which the report shows; default the
+    longest scope's); shares stay those of the worst device.
     """
     by_rule: dict[str, list[Finding]] = {}
     for judgement in judgements:
@@ -321,13 +322,15 @@ def merge(judgements: Sequence[Judgement]) -> Judgement:
         worst = max(group, key=lambda f: (not f.caused_by, f.share))
         devices = tuple(sorted({scope for finding in group for scope in finding.devices}))
         merged.append(msgspec.structs.replace(worst, devices=devices))
-    step_time_ns = max((j.step_time_ns for j in judgements), default=0)
+    if step_time_ns is None:
+        step_time_ns = max((j.step_time_ns for j in judgements), default=0)
     left = step_time_ns
     findings = []
     for finding in sort_findings(merged):
         ns = min(finding.bound_ns, left)
         left -= ns
-        findings.append(finding if ns == finding.bound_ns else msgspec.structs.replace(finding, bound_ns=ns))
+        estimate = None if finding.estimate_ns is None else min(finding.estimate_ns, ns)
+        findings.append(msgspec.structs.replace(finding, bound_ns=ns, estimate_ns=estimate))
     outcomes: dict[str, Outcome] = {}
     for rule_id in sorted({rule_id for j in judgements for rule_id in j.outcomes}):
         seen = {j.outcomes[rule_id] for j in judgements if rule_id in j.outcomes}

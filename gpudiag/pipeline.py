@@ -68,9 +68,12 @@ def diagnose_recordings(
     facts = run_facts(scopes)
     tell("judging")
     values = [measure(scope, facts) for scope in scopes]
-    judged = merge([_judge(rules, scope, metrics, facts) for scope, metrics in zip(scopes, values, strict=True)])
     main = _main_scope(scopes)
     scope, metrics = scopes[main], values[main]
+    judged = merge(
+        [_judge(rules, each, known, facts) for each, known in zip(scopes, values, strict=True)],
+        scope.account.total // scope.count,
+    )
     timeline = scope.timeline
     return Diagnosis(
         schema=SCHEMA,
