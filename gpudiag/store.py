@@ -155,38 +155,52 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _reader(path: Path) -> sqlite3.Connection:
-    # Beside a database in WAL mode SQLite makes two small files even to read it; where it may not, nobody writes either.
-    mode = "mode=ro" if os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S)
+    """Changes nothing. Not `mode=ro` where one may write: that leaves the two files of the WAL behind, which the last to
+    close a connection of `mode=rw` takes away. Where nobody may write, nobody does, and the file is read as it lies there.
+    """
+    ours = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    mode = "mode=rw" if ours else "mode=ro&immutable=1"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA query_only = ON")
     return connection
 
 
 def _version(path: Path, thorough: bool = False) -> int:
-    """The schema version of a file, 0 for an empty one. Raises GpudiagError for one that must not be touched."""
+    """The schema version of a file, 0 for an empty one. Raises GpudiagError for one that must not be touched.
+
+    Version and owner are read from the header as bytes (SQLite's file format, 1.3), so that a file that is not ours is not
+    even opened; only where a log lies beside it, which may hold a later header, SQLite is asked.
+    """
     if path.is_dir():
         raise GpudiagError(f"{path}: is a folder, not a history", f"name a file in it: {path / 'runs.db'}")
     with path.open("rb") as file:
-        head = file.read(len(_MAGIC))
+        head = file.read(100)
     if not head:
         return 0
-    if head != _MAGIC:
+    if not head.startswith(_MAGIC) or len(head) < 100:
         raise GpudiagError(f"{path}: not a history of runs, left as it is", "name another file with --db or GPUDIAG_DB")
-    with closing(_reader(path)) as connection:
-        owner = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        foreign = owner != APPLICATION_ID and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if foreign:
+    version, owner = (int.from_bytes(head[at : at + 4], "big") for at in (60, 68))
+    log = path.with_name(f"{path.name}-wal")
+    if owner != APPLICATION_ID or (log.exists() and log.stat().st_size):
+        with closing(_reader(path)) as connection:
+            owner, version = (
+                connection.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version")
+            )
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner != APPLICATION_ID and tables:
             raise GpudiagError(
                 f"{path}: another program's database, left as it is", "name another file with --db or GPUDIAG_DB"
             )
-        if version > VERSION:
-            raise GpudiagError(
-                f"{path}: written by a newer gpudiag (version {version}, this one reads up to {VERSION}), left as it is",
-                "use that gpudiag, or another file with --db or GPUDIAG_DB",
-            )
-        if thorough and (said := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(said)
+    if version > VERSION:
+        raise GpudiagError(
+            f"{path}: written by a newer gpudiag (version {version}, this one reads up to {VERSION}), left as it is",
+            "use that gpudiag, or another file with --db or GPUDIAG_DB",
+        )
+    if thorough:
+        with closing(_reader(path)) as connection:
+            if (said := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(said)
     return version
 
 
