@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,9 +118,11 @@ def of_bench(name: str, path: str, headline: str, schema: str, document: bytes, 
 
 
 def metric_row(name: str, value: float | int | None, unit: str, missing: str = "") -> Row:
-    return spelled(  # type: ignore[no-any-return]
-        {"name": name, "value": None if value is None else float(value), "unit": unit, "missing": missing}
-    )
+    """A value that is not finite is none: neither SQL nor JSON can hold it."""
+    if value is not None and not math.isfinite(value):
+        value, missing = None, missing or "not finite"
+    row = {"name": name, "value": None if value is None else float(value), "unit": unit, "missing": missing}
+    return spelled(row)  # type: ignore[no-any-return]
 
 
 def stem(path: str) -> str:

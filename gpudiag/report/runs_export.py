@@ -7,6 +7,8 @@ import io
 import json
 from typing import Any
 
+from gpudiag.report.tables import _cell
+
 Row = dict[str, Any]
 
 
@@ -27,16 +29,14 @@ def nested(row: Row, parts: dict[str, list[Row]]) -> Row:
 
 
 def as_csv(rows: list[Row], parts: list[dict[str, list[Row]]]) -> bytes:
-    """A cell that a spreadsheet would run as a formula is led by an apostrophe."""
+    """No cell is a formula or holds what a terminal obeys."""
     values = [{item["name"]: item["value"] for item in part["metrics"] if item["value"] is not None} for part in parts]
     names = sorted({name for row in values for name in row})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = list(rows[0]) if rows else ["id"]
-    writer.writerow([*heads, *names])
+    writer.writerow([_cell(name) for name in (*heads, *names)])
     for row, measured in zip(rows, values, strict=True):
         cells = [row[head] for head in heads] + [measured.get(name) for name in names]
-        writer.writerow(
-            [f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell for cell in cells]
-        )
+        writer.writerow([_cell(cell) if isinstance(cell, str) else cell for cell in cells])
     return out.getvalue().encode()
