@@ -30,14 +30,14 @@ BUSY = (
         "sm_active",
         "ratio",
         "mean share of SMs with a resident warp while the GPU is busy",
-        source="GPU metrics sampling",
+        source="GPU metrics sampling, which gpudiag does not record today",
     ),
     M(
         "mfu",
         "ratio",
         "model FLOPs a second / peak FLOPs a second of the data type",
         "the share of time that the GPU is busy",
-        "FLOPs counter or formula; GPU table",
+        "FLOPs counter or formula; a recording holds neither today, `gpudiag bench` measures it",
     ),
     M(
         "compute_capability",
@@ -127,9 +127,14 @@ COPIES = (
         "median rate of the pinned copies of at least 1 MB / rate of the link (generation x width under load)",
         "a fault: two GPUs may share the link",
     ),
-    M("copies_per_step", "count", "copies of all directions, a step"),
-    M("copy_median_bytes", "bytes", "median size of the copies over the host link"),
-    M("copy_api_time", "ns", "time of the host in copy calls, a step", "lost time: the GPU may work meanwhile"),
+    M("copies_per_step", "count", "copies between host and device, a step", "copies inside a device or between two"),
+    M("copy_median_bytes", "bytes", "median size of the copies between host and device"),
+    M(
+        "copy_api_time",
+        "ns",
+        "time of the launching threads in copy calls, a step",
+        "lost time: the GPU may work meanwhile",
+    ),
     M("copy_api_idle", "ns", "time in which the host is in a copy call and the device is idle, a step"),
     M(
         "blocking_copies",
@@ -141,13 +146,19 @@ COPIES = (
     M(
         "reupload_exposed",
         "ns",
-        "of copy_exposed_h2d, under copies of at least 1 MB whose size recurs in three or more steps (three or more times in a span) and that do not bring the input batch",
+        "of copy_exposed_h2d, under copies of at least 1 MB whose size comes three or more times a step, with more than five such copies a step (an input batch has fewer tensors); without steps: four or more such sizes, each three or more times",
         "a fault where weights are offloaded to fit",
     ),
     M("reupload_bytes", "bytes", "bytes of such copies, a step"),
     M("device_copy_time", "ns", "device-to-device copies and copy/contiguous/cat kernels, a step", _WORK),
     M("memset_fill_time", "ns", "memsets and fill kernels, a step", _WORK),
-    M("managed_time", "ns", "exposed migrations plus page-fault time of unified memory, a step"),
+    M(
+        "managed_time",
+        "ns",
+        "exposed migrations of unified memory, a step",
+        "the stalls of kernels on page faults, which no table holds",
+        _ACCOUNT,
+    ),
 )
 
 KERNELS = (
@@ -157,9 +168,9 @@ KERNELS = (
         "sum of the lengths of the non-communication kernels, a step",
         "the time that the GPU is busy where streams overlap",
     ),
-    M("kernels_per_step", "count", "kernels, a step"),
-    M("kernel_median_time", "ns", "median length of a kernel"),
-    M("kernel_short_share", "ratio", "kernels shorter than 10 us, of all kernels"),
+    M("kernels_per_step", "count", "kernels that are no communication, a step"),
+    M("kernel_median_time", "ns", "median length of such a kernel"),
+    M("kernel_short_share", "ratio", "such kernels shorter than 10 us, of all of them"),
     M("hot_kernel_share", "ratio", "kernel time of the largest kernel name, of kernel_time"),
     M("gemm_time", "ns", "kernels that are matrix products or convolutions, a step", _WORK, _NAMES),
     M("gemm_fp32_time", "ns", "of gemm_time, FP32 kernels that use no tensor cores", _WORK, _NAMES),
@@ -173,11 +184,11 @@ KERNELS = (
     M(
         "tensor_core_speedup",
         "ratio",
-        "tensor-core peak / FP32 peak of the device, capped by its roofline for these kernels (at least 1)",
-        "a measured gain",
+        "tensor-core peak / FP32 peak of the device's generation (at least 1)",
+        "a measured gain: kernels that memory limits gain less",
         "GPU table",
     ),
-    M("tf32_speedup", "ratio", "TF32 peak / FP32 peak of the device, capped likewise (at least 1)", source="GPU table"),
+    M("tf32_speedup", "ratio", "TF32 peak / FP32 peak of the device's generation (at least 1)", source="GPU table"),
     M(
         "elementwise_time",
         "ns",
@@ -188,12 +199,16 @@ KERNELS = (
     M("elementwise_chain", "ratio", "mean number of such kernels in a row on one stream (at least 1)"),
     M("optimizer_time", "ns", "kernels launched in the optimizer's range, a step", _WORK, "ranges"),
     M("optimizer_kernels", "count", "kernels launched in the optimizer's range, a step"),
-    M("optimizer_ops", "count", "framework operators in the optimizer's range, a step (CPU-only runs too)"),
+    M(
+        "optimizer_ops",
+        "count",
+        "framework operators in the optimizer's range, those inside others included, a step (CPU-only runs too)",
+    ),
     M("optimizer_params", "count", "parameter tensors of the optimizer", source="gpudiag's collector"),
     M(
         "optimizer_ideal_time",
         "ns",
-        "bytes that the optimizer must move / memory bandwidth, a step",
+        "bytes that the optimizer moves at most (7 x the parameters: Adam) / memory bandwidth, a step",
         source="parameter sizes; device properties",
     ),
     M("optimizer_idle", "ns", "idle time while the host is in the optimizer's range, a step"),
@@ -207,7 +222,7 @@ KERNELS = (
     M(
         "layout_time",
         "ns",
-        "layout conversions (nchwToNhwc and the like) and transposes round convolutions, a step",
+        "layout conversions (nchwToNhwc and the like) and transposes, where convolutions ran, a step",
         _WORK,
         _NAMES,
     ),
@@ -215,7 +230,7 @@ KERNELS = (
         "odd_gemm_time",
         "ns",
         "16-bit products and convolutions that fell off tensor cores or to align1/align2 variants, a step",
-        "odd sizes that still use tensor cores",
+        "odd sizes that still use tensor cores; matrix-vector products, which use none at any size",
         _NAMES,
     ),
     M(
@@ -246,7 +261,7 @@ LAUNCHES = (
     M(
         "queue_time",
         "ns",
-        "median time from the end of a launch call to the start of its kernel",
+        "median time from the end of a launch call to the start of its kernel (below 0 where it starts during the call)",
         "a fault: a long queue means that the host is ahead",
     ),
     M(
@@ -274,36 +289,51 @@ LAUNCHES = (
     M(
         "implicit_syncs",
         "count",
-        "operators that read a value back (item, nonzero, masked_select, unique), a step",
+        "operators that read a value back (item, nonzero, masked_select, unique) and in which the host waited, a step",
+        "the item() of a tensor on the CPU",
         source="framework operators",
     ),
     M("implicit_sync_idle", "ns", "idle time from the end of their waits to the next work on the device, a step"),
     M("alloc_calls", "count", "cudaMalloc, cudaFree, cudaHostAlloc and the like after warm-up, a step"),
-    M("recompilations", "count", "compilations (torch.compile, Triton, driver JIT, lazy module loads) in the window"),
+    M(
+        "recompilations",
+        "count",
+        "compilations (torch.compile, Triton, driver JIT, lazy module loads) in the window; one inside another counts once",
+    ),
 )
 
 COMMUNICATION = (
     M("comm_time", "ns", "union of the collectives, a step"),
     M("comm_overlap_share", "ratio", "share of comm_time with compute at the same time"),
-    M("comm_median_bytes", "bytes", "median message size of the collectives", source="collective arguments"),
+    M(
+        "comm_median_bytes",
+        "bytes",
+        "median message size of the collectives",
+        source="collective arguments, which gpudiag does not read today",
+    ),
     M(
         "comm_wait_share",
         "ratio",
-        "share of comm_time spent waiting for the last rank (from the aligned ranks, or the shortest duration of the same collective over the ranks)",
+        "time in the collectives beyond the rank that took the shortest for the same one, of all time in them: that rank came last, the others waited",
     ),
     M(
         "straggler_share",
         "ratio",
-        "share of the collectives for which one and the same rank came last",
+        "share of the collectives to which the late ranks came last (where no rank is clearly late: the rank that came last most often)",
         source="all ranks together",
     ),
     M(
         "straggler_wait",
         "ns",
-        "exposed wait for that rank, mean over the other ranks, a step",
+        "exposed wait for those ranks, mean over the other ranks, a step",
         source="all ranks together",
     ),
-    M("is_straggler", "flag", "1 on the rank that came last most often"),
-    M("dataparallel_time", "ns", "broadcast, scatter and gather work of nn.DataParallel, a step"),
+    M("is_straggler", "flag", "1 on a rank that was clearly late in 20 % or more of the collectives at which any was"),
+    M(
+        "dataparallel_time",
+        "ns",
+        "time of the host in nn.DataParallel's broadcasts, scatters and gathers, a step",
+        "torch.gather, or a broadcast of torch.distributed",
+    ),
     M("grad_syncs_per_update", "ratio", "backward passes with a gradient reduction per optimizer step (may exceed 1)"),
 )

@@ -6,13 +6,14 @@ from gpudiag.metrics.base import MetricSpec as M
 
 _ACCOUNT = "the exclusive account (DESIGN 4), a step"
 _LOADER = "gpudiag's loader records"
+_ALLOCATOR = "torch allocator's counters, which gpudiag does not record today"
 _NVML = "NVML samples, taken while the GPU was busy"
 
 STEPS = (
     M(
         "step_time",
         "ns",
-        "mean length of a steady step; without steps the length of the span",
+        "mean length of a steady step, evaluation left out; without steps the length of the span",
         "the time of one batch where steps hold several",
     ),
     M("step_median", "ns", "median length of a steady step"),
@@ -138,7 +139,7 @@ LOADER = (
     M(
         "num_workers_needed",
         "count",
-        "ceil(loader_fetch_time / (step_time - input_lost)), at least 1: workers that deliver a batch as fast as the rest of the step takes one",
+        "ceil(batches a step x loader_fetch_time / (step_time - input_lost)), at least 1: workers that deliver batches as fast as the rest of the step takes them",
         "a promise: storage and CPUs can saturate earlier",
         _LOADER,
     ),
@@ -214,7 +215,7 @@ LOADER = (
         "cpu_wait_time",
         "ns",
         "time that the launching thread was runnable but not on a CPU while the GPU was idle, a step",
-        source="scheduler events",
+        source="scheduler events, which gpudiag does not record today",
     ),
 )
 
@@ -224,25 +225,25 @@ MEMORY = (
         "ratio",
         "highest memory in use / memory of the GPU",
         "what the model needs: the allocator keeps freed blocks",
-        "NVML samples or the allocator's counters",
+        "NVML samples of the whole run",
     ),
     M(
         "memory_fragmented_share",
         "ratio",
         "(reserved - allocated) / reserved at the allocated peak",
-        source="torch allocator's counters",
+        source=_ALLOCATOR,
     ),
     M(
         "alloc_retries",
         "count",
         "times that the allocator had to free its cache and try again, in the window",
-        source="torch allocator's counters",
+        source=_ALLOCATOR,
     ),
     M(
         "memory_growth",
         "ratio",
-        "memory in use at the window's end - at its start, over the GPU's memory, at the same point of the step",
-        "a cache that fills once",
+        "memory in use at the window's last sample - at its first, over the GPU's memory",
+        "a leak for certain: the allocator keeps freed blocks, and a cache fills once",
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import LAUNCH
+from gpudiag.host import LAUNCH, join_launches
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
@@ -83,7 +83,8 @@ def _steps(scope: Scope) -> Iterator[Value]:
 def launch_coverage(scope: Scope) -> tuple[int, int, int]:
     """(launch calls that should have run, those without any GPU work, kernels without a launch call) of the device.
 
-    A launch call nested in another (a runtime call and the driver call it makes) counts once.
+    A launch call nested in another (a runtime call and the driver call it makes) counts once. One thread may feed several
+    devices: what ran on another is not lost.
     """
     timeline = scope.timeline
     if timeline.api_calls is None or scope.launches is None or scope.ops is None or scope.host is None:
@@ -95,6 +96,11 @@ def launch_coverage(scope: Scope) -> tuple[int, int, int]:
     joined = np.zeros(len(calls), bool)
     joined[scope.launches.call_of[scope.launches.call_of >= 0]] = True
     without = np.flatnonzero(is_launch & ~joined)
+    assert timeline.gpu_ops is not None
+    if without.size and len(timeline.gpu_ops) > len(scope.ops):
+        others = timeline.gpu_ops.take(timeline.gpu_ops.device != scope.device)
+        elsewhere = join_launches(others, calls.take(without)).call_of
+        without = np.delete(without, np.unique(elsewhere[elsewhere >= 0]))
     done = np.flatnonzero(is_launch & joined)
     if without.size and done.size:
         # Streams run in order: what was launched after the last recorded work had not run when the recording ended.
