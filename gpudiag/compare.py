@@ -68,7 +68,7 @@ def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: fl
         headline=_headline(outcome, infos, step, blockers, same),
         before=msgspec.structs.replace(infos[0], sample_ns=samples[0][:MOST_SAMPLES]),
         after=msgspec.structs.replace(infos[1], sample_ns=samples[1][:MOST_SAMPLES]),
-        same_work="differs" if differences else "same" if known else "unknown",
+        same_work="differs" if differences else "same" if known or same else "unknown",
         differences=differences,
         step=step,
         account=account,
@@ -198,7 +198,8 @@ def _headline(
             for name, side in zip(("before", "after"), sides, strict=True)
             if side.spread is not None and side.spread > SETTLED_SPREAD
         ]
-        why = " and ".join(noisy) or f"fewer than {LEAST_STEPS} {what}s a side do not show their spread"
+        few = f"fewer than {LEAST_STEPS} steps a side do" if sides[0].scope == "steps" else "one recording a side does"
+        why = " and ".join(noisy) or f"{few} not show the spread"
         return f"{times}, but {why}"
     if outcome == "no_change":
         return f"{times}, which cannot be told from none ({interval_text(step)})"

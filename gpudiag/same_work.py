@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpudiag.comparison import Difference, SideInfo
 from gpudiag.diagnosis import Diagnosis
+from gpudiag.units import format_bytes
 
 # Of kernels a step: a recording that cuts its first or last step short differs by up to 2 % (v100_resnet50_workers0/4: 1.7 %).
 KERNEL_TOLERANCE = 0.05
@@ -36,8 +37,9 @@ def differences_of(before: SideInfo, after: SideInfo, old: Diagnosis, new: Diagn
         differ("steps", before.steps, after.steps)
     if before.scope == after.scope == "steps" and old.steps.source != new.steps.source:
         differ("steps known from", old.steps.source, new.steps.source)
-    if sorted(set(before.gpus)) != sorted(set(after.gpus)) and before.gpus and after.gpus:
-        differ("GPU", ", ".join(sorted(set(before.gpus))), ", ".join(sorted(set(after.gpus))))
+    models = [sorted({name for name in side.gpus if name}) for side in (before, after)]  # some recordings name none
+    if all(models) and models[0] != models[1]:
+        differ("GPU", ", ".join(models[0]), ", ".join(models[1]))
     a, b = before.kernels_per_step, after.kernels_per_step
     if a is not None and b is not None and abs(a - b) > KERNEL_TOLERANCE * max(a, b):
         differ("kernels a step", f"{a:,.0f}", f"{b:,.0f}")
@@ -45,8 +47,8 @@ def differences_of(before: SideInfo, after: SideInfo, old: Diagnosis, new: Diagn
     if shared < LEAST_SHARED and old.kernels and new.kernels:
         differ("kernels", "", f"only {round(shared * 100)} % of the kernel time is in kernels of the same name")
     a, b = (_bytes(d) for d in (old, new))
-    if a and b and abs(a - b) > BYTES_TOLERANCE * max(a, b):
-        differ("bytes copied to the GPU a step", f"{a:,.0f}", f"{b:,.0f}")
+    if before.scope == after.scope == "steps" and a and b and abs(a - b) > BYTES_TOLERANCE * max(a, b):
+        differ("bytes copied to the GPU a step", format_bytes(a), format_bytes(b))
     return tuple(sorted(found, key=lambda difference: not difference.blocks))
 
 

@@ -59,4 +59,8 @@ def _bundle_rounds(bundle: Bundle, tell: Progress) -> list[Diagnosis]:
 def _diagnose(path: Path, tell: Progress) -> Diagnosis:
     from gpudiag.pipeline import diagnose
 
-    return diagnose([path], progress=tell)
+    diagnosis = diagnose([path], progress=tell)
+    if path.is_dir():  # a folder of ranks: one of its files would be no name for the side
+        source = msgspec.structs.replace(diagnosis.source, path=str(path))
+        diagnosis = msgspec.structs.replace(diagnosis, source=source)
+    return diagnosis

@@ -88,7 +88,8 @@ def gate_sentence(comparison: Comparison) -> str:
     gate = comparison.gate
     if gate is None:
         return ""
-    return f"gate {gate.percent:g} %: {gate.result.replace('_', ' ')}: {gate.reason}"
+    why = "" if gate.reason in comparison.headline else f": {gate.reason}"  # the headline has said it
+    return f"gate {gate.percent:g} %: {gate.result.replace('_', ' ')}{why}"
 
 
 def side_sentence(side: SideInfo) -> str:
