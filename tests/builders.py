@@ -10,7 +10,6 @@ import numpy as np
 
 from gpudiag.metrics import measure
 from gpudiag.metrics.across import run_facts
-from gpudiag.metrics.base import Metric, Missing
 from gpudiag.scope import Scope, scopes_of
 from gpudiag.timeline import (
     ApiCalls,
@@ -115,16 +114,16 @@ class Recorder:
 
     def timeline(self, **more: Any) -> Timeline:
         """Tables without rows are None (not recorded), unless given."""
-        return Timeline(
-            source=Source("kineto", "test", "test"),
-            strings=self.strings,
-            gpu_ops=gpu_ops(self.ops) if self.ops else None,
-            api_calls=_table(ApiCalls, self.calls),
-            ranges=_table(Ranges, self.marks),
-            cpu_ops=_table(CpuOps, self.operators),
-            overheads=_table(Overheads, self.costs),
-            **{"devices": {0: DeviceInfo("NVIDIA Test", 100, (8, 0), 40 << 30, 1_555_000_000_000)}, **more},
-        )
+        tables: dict[str, Any] = {
+            "source": Source("kineto", "test", "test"),
+            "gpu_ops": gpu_ops(self.ops) if self.ops else None,
+            "api_calls": _table(ApiCalls, self.calls),
+            "ranges": _table(Ranges, self.marks),
+            "cpu_ops": _table(CpuOps, self.operators),
+            "overheads": _table(Overheads, self.costs),
+            "devices": {0: DeviceInfo("NVIDIA Test", 100, (8, 0), 40 << 30, 1_555_000_000_000)},
+        }
+        return Timeline(strings=self.strings, **{**tables, **more})
 
 
 def gpu_ops(rows: Sequence[tuple[Any, ...]]) -> GpuOps:
@@ -202,7 +201,7 @@ def scopes(recorder: Recorder, **more: Any) -> list[Scope]:
     return list(scopes_of(recorder.timeline(**more)))
 
 
-def measured(recorder: Recorder, place: int = 0, **more: Any) -> dict[str, Metric | Missing]:
+def measured(recorder: Recorder, place: int = 0, **more: Any) -> dict[str, Any]:
     """The metrics of one scope (the first unless told) of a timeline with `more` in it."""
     found = scopes(recorder, **more)
     return measure(found[place], run_facts(found))
