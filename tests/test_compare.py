@@ -14,6 +14,7 @@ import pytest
 import sample_diagnosis
 from click.testing import CliRunner, Result
 from hostile import HOSTILE, LONG, assert_harmless, hostile_diagnosis
+from test_html import CHROMIUM, FLAGS
 from test_markdown import foreign
 
 from gpudiag import comparison as contract
@@ -395,3 +396,25 @@ def test_rounds_can_be_named_one_by_one(tmp_path: Path) -> None:
             arguments += [f"--{side}", path]
     result = cli(*arguments, "--json", "-")
     assert contract.from_json(result.stdout.encode()).before.rounds == 3
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_renders_loads_nothing_and_keeps_within_the_window(tmp_path: Path, width: int) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"no Chromium at {CHROMIUM}")
+    file = tmp_path / "comparison.html"
+    file.write_text(compare_html.render(hostile_pair()), "utf-8")
+    said: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        page = chromium.new_page(viewport={"width": width, "height": 900})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.append(request.url))
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        bars = page.eval_on_selector_all(".pair .bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)")
+        chromium.close()
+    assert said == [file.as_uri()]
+    assert bars[1] / bars[0] == pytest.approx(30 / 41.2, abs=0.02)  # to scale: the mean steps of the two sides

@@ -41,10 +41,12 @@ def render(comparison: Comparison, *, width: int = 80, color: bool = False, asci
 
 
 def change_text(before: float | None, after: float | None) -> str:
-    """`-28 %`, or nothing where a side has no value."""
+    """`-28 %`, `58x` for much more, or nothing where a side has no value."""
     if not before or after is None:
         return ""
     change = after / before - 1
+    if change >= 9:
+        return f"{after / before:.0f}x"
     text = format_percent(abs(change))
     return text if change == 0 else f"{'+' if change > 0 else '-'}{text}"
 
