@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
-from gpudiag.evidence import Values, cannot_judge, number
+from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
 from gpudiag.rules import Judgement
 from gpudiag.scope import Scope
@@ -67,6 +67,8 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
             if part in OWNER:
                 lost[OWNER[part]] = lost.get(OWNER[part], 0) + ns
     unknown = lost.pop("none", 0)
+    slowdown = max(1.0, number(metrics, "observer_slowdown") or 1.0) if scope.ops is not None else 1.0
+    _take_off(lost, int(total * (1 - 1 / slowdown)))
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
         return _host_verdict(scope, ranked, judged, total)
@@ -75,6 +77,8 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     owner, ns = ranked[0] if ranked else ("none", 0)
     share = ns / total
     what = f"the GPU{'s are' if len(scopes) > 1 else ' is'} busy {format_percent(busy)} of the time"
+    if slowdown >= UNTRUSTED_SLOWDOWN:
+        what += f" ({format_percent(min(1.0, busy * slowdown))} without what recording added)"
     step = _per_step(scope)
     hints = [f for f in judged.findings if f.step == "compute" and f.severity != "info" and not f.caused_by]
     late = _late(facts, owner)
@@ -96,6 +100,15 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
             _margin([("compute", int(compute * total)), *ranked], total),
         )
     return Verdict("healthy", "none", f"Healthy: {what}, and no cause costs {format_percent(LOSS)} of {step}.")
+
+
+def _take_off(lost: dict[BoundBy, int], added: int) -> None:
+    """Take what recording added to the steps off the owners that it falls on: launches first, other host code then."""
+    for owner in ("launch", "host"):
+        if owner in lost:
+            part = min(lost[owner], added)
+            lost[owner] -= part
+            added -= part
 
 
 def _gate_text(judged: Judgement) -> str:

@@ -34,8 +34,9 @@ class RunFacts:
     """devices: with work; busy_spread over them, None with one. stragglers: by rank, empty when it cannot be told.
 
     late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first;
-    none where that is most of the ranks, which then take turns. latest_share: of the collectives, those to which one of the
-    late ranks came last (without any: the most frequent last rank). mean_wait_ns: exposed, mean over the other ranks.
+    none where that is most of the ranks, which then take turns. latest_share: of the time that ranks waited
+    for the last one, that at collectives to which one of the late ranks came last (without any: the most frequent last rank);
+    by time, since a rank that is late once a step holds the others up at one of many collectives only. mean_wait_ns: exposed, mean over the other ranks.
     """
 
     devices: int
@@ -100,6 +101,7 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
     if 2 * len(late) > len(order):
         late = ()
     latest = late[0] if late else max(order, key=lambda rank: (found[rank].last, -rank))
+    blamed = np.isin(last, [order.index(rank) for rank in (late or (latest,))])
     others = [found[rank].exposed_ns for rank in order if rank not in (late or (latest,))]
     return RunFacts(
         devices,
@@ -107,7 +109,7 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
         found,
         late,
         latest,
-        sum(found[rank].last for rank in (late or (latest,))) / common,
+        float(waits[:, blamed].sum()) / max(1.0, float(waits.sum())),
         float(np.mean(others)) if others else 0.0,
         common,
         "",

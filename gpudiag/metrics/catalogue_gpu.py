@@ -319,7 +319,7 @@ COMMUNICATION = (
     M(
         "straggler_share",
         "ratio",
-        "share of the collectives to which the late ranks came last (where no rank is clearly late: the rank that came last most often)",
+        "of the time that ranks waited for the last one at collectives, the share where that was one of the late ranks (where no rank is clearly late: the rank that came last most often)",
         source="all ranks together",
     ),
     M(
