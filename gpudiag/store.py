@@ -27,12 +27,15 @@ _MAGIC = b"SQLite format 3\x00"
 
 
 def place(db: Path | None = None) -> Path:
-    """--db, else GPUDIAG_DB, else the user's data folder by XDG."""
+    """--db, else GPUDIAG_DB, else the user's data folder by XDG. Raises GpudiagError for a user without a home."""
     if db is not None:
         return db
     if named := os.environ.get("GPUDIAG_DB"):
         return Path(named)
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    try:
+        data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    except RuntimeError as error:  # a container's user that is in no passwd file
+        raise GpudiagError("there is no home folder for the history", "name a file with --db or GPUDIAG_DB") from error
     return Path(data) / "gpudiag" / "runs.db"
 
 

@@ -315,6 +315,13 @@ def test_the_place_is_the_option_then_the_variable_then_xdg(monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/someone")
     assert store.place() == Path("/home/someone/.local/share/gpudiag/runs.db")
 
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(GpudiagError, match="no home folder"):
+        store.place()
+
 
 def test_names_are_what_was_run() -> None:
     assert stem("/tmp/train.json.gz") == "train" and stem("runs/gpudiag-train-20261130-120000") == "train"
