@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+
 from cases.case import Case
 from cases.loading import LOADER, STEPS
-from cases.sim import ADD, FP32_GEMM, MS, S, TENSOR_GEMM, US, Sim, host, samples
-
+from cases.sim import FP32_GEMM, MS, TENSOR_GEMM, US, S, Sim, host, samples
 from gpudiag.timeline import Kind, Timeline
 
 LAUNCHING = ("launch_bound", "tiny_kernels", "graph_candidate")
@@ -25,7 +25,10 @@ def many_small_updates() -> Timeline:
             run.idle_until_device()
             with run.phase("optimizer"):
                 run.launch(2 * US, ADAM, count=1500, think=8 * US, op="aten::addcmul_")
-    return run.timeline(host=host(debug_switches=("a debugger or tracer is attached (sys.settrace)",)), optimizer_params=(500, 2_000_000))
+    return run.timeline(
+        host=host(debug_switches=("a debugger or tracer is attached (sys.settrace)",)),
+        optimizer_params=(500, 2_000_000),
+    )
 
 
 def hidden_optimizer() -> Timeline:
@@ -66,7 +69,9 @@ def two_gpus_one_process() -> Timeline:
                 run.kernel(start + i * 1_000 * US + 10 * US, start + i * 1_000 * US + 990 * US, TENSOR_GEMM, device=1)
             run.idle_until_device()
             begin = run.now
-            run.kernel(begin, begin + 4 * MS, "ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", device=1, kind=Kind.COMM)
+            run.kernel(
+                begin, begin + 4 * MS, "ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", device=1, kind=Kind.COMM
+            )
             run.launch(4 * MS, "ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", kind=Kind.COMM)
             run.idle_until_device()
             run.operator(begin, run.now, "Gather")
@@ -88,7 +93,12 @@ def convolutions() -> Timeline:
     for _ in range(STEPS):
         with run.step():
             run.launch(8 * MS, CONV_FP32, count=6, op="aten::cudnn_convolution")
-            run.launch(4 * MS, "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)", count=4, op="aten::batch_norm")
+            run.launch(
+                4 * MS,
+                "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)",
+                count=4,
+                op="aten::batch_norm",
+            )
             run.idle_until_device()
     return run.timeline(host=host())
 

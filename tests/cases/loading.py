@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cases.case import Case
-from cases.sim import ADD, FP32_GEMM, MS, S, TENSOR_GEMM, US, Sim, host, loader_info
-
+from cases.sim import ADD, FP32_GEMM, MS, TENSOR_GEMM, US, S, Sim, host, loader_info
 from gpudiag.timeline import Timeline
 
 LOADER = (

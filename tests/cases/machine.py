@@ -6,7 +6,6 @@ from cases.case import Case
 from cases.kernels import LAUNCHING
 from cases.loading import LOADER, STEPS
 from cases.sim import ALL_REDUCE, MS, US, Sim, host, samples
-
 from gpudiag.timeline import Kind, Timeline
 
 NETWORK = ("slow_link", "low_comm_overlap", "exposed_communication")
@@ -24,7 +23,9 @@ def rank(number: int, late: int, extra: int = 0) -> Timeline:
             end = begin + 20 * MS + extra + 300 * US
             for i in range(5):  # five small messages a step; all but the first find every rank ready
                 done = end + i * 100 * US
-                run.launch(max(60 * US, done - max(run.free, run.now)) if i == 0 else 60 * US, ALL_REDUCE, kind=Kind.COMM)
+                run.launch(
+                    max(60 * US, done - max(run.free, run.now)) if i == 0 else 60 * US, ALL_REDUCE, kind=Kind.COMM
+                )
             run.now = begin + 20 * MS + extra + 2 * MS
             run.free = max(run.free, run.now)
     return run.timeline(host=host(), rank=number, world_size=4)
@@ -109,4 +110,3 @@ CASES = (
     Case("deterministic-slow", lambda: switched_on("deterministic algorithms"), ("debug_switches_on",), says=("deterministic",)),
     Case("cpu-only-torch", on_the_cpu_by_mistake, ("gpu_unused",), silent=LOADER),
 )  # fmt: skip
-

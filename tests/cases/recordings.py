@@ -10,11 +10,11 @@ from pathlib import Path
 
 from builders_kineto import KinetoTrace
 from builders_nsys import NsysFile
+
 from cases.case import Case
 from cases.kernels import LAUNCHING
 from cases.loading import LOADER, STEPS, train
 from cases.sim import MS, TENSOR_GEMM, US, Sim, host
-
 from gpudiag.read import open_recordings
 from gpudiag.timeline import Timeline
 
@@ -84,7 +84,9 @@ def rounded() -> Timeline:
     """Events shorter than a microsecond, rounded up and down, came out with a length of -1 us; clocks are 3 us apart."""
     trace = _trace(skew=3 * US)
     for i in range(20):
-        trace.raw(f'{{"ph":"X","cat":"cpu_op","name":"aten::view","pid":4711,"tid":4711,"ts":{1000 + i},"dur":-1,"args":{{}}}}')
+        trace.raw(
+            f'{{"ph":"X","cat":"cpu_op","name":"aten::view","pid":4711,"tid":4711,"ts":{1000 + i},"dur":-1,"args":{{}}}}'
+        )
     return _read("trace.json", trace.write)
 
 

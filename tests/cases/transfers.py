@@ -5,7 +5,6 @@ from __future__ import annotations
 from cases.case import Case
 from cases.loading import LOADER, STEPS, SYNCS, train
 from cases.sim import ADD, ALL_REDUCE, MS, US, Sim, host, samples
-
 from gpudiag.timeline import CallSite, CopyKind, Kind, MemKind, Timeline
 
 TRANSFER = (
@@ -68,7 +67,11 @@ def metric_before_the_copy() -> Timeline:
     for _ in range(6):
         with run.step():
             run.launch(10 * MS, count=3)
-            run.launch(1500 * MS, "void at::native::(anonymous namespace)::kernelHistogram1D<long, long, int>(int)", op="aten::bincount")
+            run.launch(
+                1500 * MS,
+                "void at::native::(anonymous namespace)::kernelHistogram1D<long, long, int>(int)",
+                op="aten::bincount",
+            )
             run.transfer(2 * MB, 6e9, memory=MemKind.PAGEABLE, wait=True)
     return run.timeline(host=host())  # fmt: skip
 
@@ -134,4 +137,3 @@ CASES = (
     Case("sync-microbatch", micro_batches, SYNCS, says_not=("non_blocking=true",), bound_by="sync"),
     Case("h2d-zero-means-unmeasured", copies_inside_next, ("pageable_h2d",), silent=LOADER, bound_by="transfer"),
 )  # fmt: skip
-
