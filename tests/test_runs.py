@@ -92,7 +92,7 @@ def test_the_list_has_a_line_a_run_within_80_columns(db: Path) -> None:
     keep(db, 30, name="a rather long name of a script that somebody wrote")
     lines = cli("runs", "list").stdout.splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 80
-    assert lines[1].split()[0] == "1" and "input-bound" in lines[1] and "41.0 ms" in lines[1]
+    assert lines[1].split()[0] == "1" and "  input" in lines[1] and "41.0 ms" in lines[1]
     assert len(cli("runs", "list", "--name", "train").stdout.splitlines()) == 3
     assert [row["id"] for row in json.loads(cli("runs", "list", "--last", 1, "--json", "-").stdout)] == [3]
     assert cli("runs", "list", "--kind", "bench").stdout == "no such runs\n"

@@ -20,7 +20,7 @@ def table(rows: Sequence[Row], *, width: int = 80, color: bool = False, ascii_on
     """One line a run: id, when, kind, name, median step, what came of it."""
     page = Page(width, color, ascii_only)
     names = [clean(row["name"], 60) for row in rows]
-    most = min(max([4, *map(columns, names)]), width - 58)
+    most = min(max([4, *map(columns, names)]), width - 60)
     page.add(page.paint(f"{'run':>5}  {'when (UTC)':<16}  {'kind':<7}  {'name':<{most}}  {'step':>8}  result", DIM))
     for row, name in zip(rows, names, strict=True):
         step = "-" if row["step_median_ns"] is None else format_ns(row["step_median_ns"])
@@ -28,7 +28,7 @@ def table(rows: Sequence[Row], *, width: int = 80, color: bool = False, ascii_on
         shown = cut(name, most)
         left = f"{row['id']:>5}  {when(row['created'])}  {row['kind']:<7}  {shown}{' ' * (most - columns(shown))}  {step:>8}  "
         if columns(left) + columns(result) > width:
-            result = result.partition(",")[0]  # the verdict without the count
+            result = result.partition(",")[0].removesuffix("-bound")  # the verdict alone
         page.add(left + page.paint(cut_end(result, width - columns(left)), _STATUS_STYLE.get(row["status"], YELLOW)))
     return page.text()
 
