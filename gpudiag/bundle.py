@@ -6,10 +6,13 @@
   <capture>/               one folder a capture pass: torch, nsys
     rank0.kineto.json.gz   torch.profiler's export of a rank      (torch pass)
     report.sqlite          nsys export                              (nsys pass; report.nsys-rep beside it)
+    report.nsys.log        what nsys itself said
     rank0.<pid>.jsonl      gpudiag's own records of a process     (read/loader_log.py)
     nvml.jsonl             NVML samples
   diagnosis.json           the diagnosis as printed
 ```
+
+Roles in `CaptureInfo.files`: trace (one a rank, or the nsys export), report, log, nvml.
 """
 
 from __future__ import annotations

@@ -347,6 +347,35 @@ def test_what_a_training_loop_does_is_found_with_its_lines(tmp_path: Path) -> No
 
 
 @live
+def test_time_outside_all_phases_is_laid_to_the_line_that_takes_it(tmp_path: Path) -> None:
+    code = LOOP + textwrap.dedent("""
+        import time
+        def slow():
+            end = time.perf_counter() + 0.02
+            while time.perf_counter() < end: pass
+        for _ in range(30):
+            net(torch.ones(2, 8)).sum().backward(); opt.step()
+            slow()
+    """)
+    assert inside(tmp_path, code, warmup=3).returncode == 0
+    (record,) = records(tmp_path, "lines")
+    where, count, length = record["lines"][0]
+    assert where.rpartition("/")[2] in ("script.py:13", "script.py:12")
+    assert count >= 20
+    assert length > 0.5 * 20 * 20_000_000  # half of 20 steps of 20 ms; a busy machine stretches it
+
+
+@live
+def test_under_nsys_there_is_one_window_and_torchs_profiler_stays_off(tmp_path: Path) -> None:
+    code = LOOP + "for _ in range(60): net(torch.ones(2, 8)).sum().backward(); opt.step()\n"
+    assert inside(tmp_path, code, mode="nsys", warmup=5, steps=7).returncode == 0
+    events = [(record["event"], record.get("steps")) for record in records(tmp_path, "clock")]
+    assert events == [("start", None), ("stop", 7)]
+    assert sum(record.get("r", 0) for record in records(tmp_path, "step")) == 7
+    assert not list(tmp_path.glob("capture/*.kineto.json"))
+
+
+@live
 def test_spawned_children_are_noted_and_not_profiled(tmp_path: Path) -> None:
     code = """
         import multiprocessing, torch

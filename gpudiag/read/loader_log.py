@@ -11,6 +11,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     batch    l, it iterator, e epoch of the iterator, n count, b number (-1 main process), s, t: the wait; pids of workers
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown)
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
+    lines    [[where, samples, ns]]: where the training thread was outside all phases, sampled while recording
     own_profiler where    note  note    truncated    no_torch  pid, program    end  at, cpu s, children_cpu s
 
 A line that is cut off or of a kind that is not known here is skipped.
@@ -318,7 +319,7 @@ def _shifted(batches: LoaderBatches, offset: int) -> LoaderBatches:
 
 
 def _sites(process: Process) -> tuple[CallSite, ...]:
-    """Costly places over the whole run, the longest first."""
+    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only."""
     found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for record in process.of("step"):
         for phase, where, count, length in record.get("w", ()):
@@ -327,6 +328,9 @@ def _sites(process: Process) -> tuple[CallSite, ...]:
         for call, where, count, length in record.get("y", ()):
             kind, what = ("read", call[4:]) if call.startswith("cpu:") else ("readback", call)
             _add(found, (kind, what, where), count, length)
+    for record in process.of("lines"):
+        for where, count, length in record["lines"]:
+            _add(found, ("host", "sampled", where), count, length)
     sites = [CallSite(*key, count, length) for key, (count, length) in found.items()]
     return tuple(sorted(sites, key=lambda site: (-site.total_ns, site.kind, site.where, site.what)))
 

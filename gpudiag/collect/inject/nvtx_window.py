@@ -21,6 +21,13 @@ STEPLESS_AT_S = (30.0, 60.0, 120.0, 300.0)  # loading data and a model takes tha
 STEPLESS_NS = 60 * NS
 
 
+def _gpu_present() -> bool:
+    try:
+        return any(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
+    except OSError:
+        return False
+
+
 class NvtxEmitter(Emitter):
     """Ranges in domain "gpudiag"; the step carries its number as payload."""
 
@@ -53,9 +60,9 @@ class NvtxWindow(Recorder):
         self._kind, self._began_count = "steps", self._tracker.count
 
     def _may_start(self) -> bool:
-        if not self._source and os.path.exists("/dev/nvidiactl") and not self._torch.cuda.is_initialized():
+        if not self._source and _gpu_present() and not self._torch.cuda.is_initialized():
             return False
-        return not self._done and not self._tracker.open_ranges
+        return not self._recordings and not self._tracker.open_ranges  # nsys takes the first window and no other
 
     def _start(self, kind: str) -> None:
         nvtx_emit.push(CAPTURE)
@@ -71,6 +78,7 @@ class NvtxWindow(Recorder):
         nvtx_emit.pop()
         self._profile, self._done = None, True
         self._tracker.recording = False
+        self._write_lines()
         now = time.monotonic_ns()
         record = {**clock(), "event": "stop", "window": self._kind, "reason": reason, "steps": steps, "file": ""}
         record.update({"from": self._began, "to": now, "paused_ns": 0})

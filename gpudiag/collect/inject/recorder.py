@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .log import Log, clock
 from .memory import heap
 from .tracker import Emitter, Tracker
+from .where import line_of
 
 NS = 1_000_000_000
 WARM_UP_STEPS, WARM_UP_NS, WARM_UP_MOST = 5, NS // 2, 25  # default: 5 steps and half a second, 25 steps at most
@@ -33,6 +35,8 @@ EARLY_HEAP = 64 << 20  # 300 000 events
 STEP_HEAP = ((5, 64 << 20), (3, 128 << 20), (1, 256 << 20))  # with at least so many steps
 HARD_HEAP = 512 << 20  # in the middle of a step
 POLL_S = 0.05
+SAMPLE_S = 0.005  # while a planned window records: which line runs outside all phases; some 1 % of one CPU
+MOST_A_SAMPLE_NS = NS // 10  # beyond that the sampler itself was held up
 MOST_VAIN_STARTS = 10
 
 
@@ -100,6 +104,8 @@ class Recorder:
         self._still_open: List[Any] = []  # weak references to record_functions alive when the last recording ended
         self._vain = 0
         self._stopping = False
+        self._sampled = 0
+        self._lines: Dict[str, List[int]] = {}  # [samples, ns]
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
@@ -278,6 +284,7 @@ class Recorder:
             kind, began, stopped = self._kind, self._began, time.monotonic_ns()
             result = self._end()
             self._done = kind == "steps"
+            self._write_lines()
             if kind == "steps" or not self._exported:
                 self._save(result, kind, reason, steps, began, stopped)
             _remove(self._marker)
@@ -323,7 +330,10 @@ class Recorder:
         pid, started = os.getpid(), time.monotonic_ns()
         early = [int(at * NS) for at in self.early_at_s if at]
         while os.getpid() == pid:
-            time.sleep(POLL_S)
+            sampling = self._profile is not None and self._kind == "steps"
+            time.sleep(SAMPLE_S if sampling else POLL_S)
+            if sampling:
+                self._sample()
             now = time.monotonic_ns()
             reason = ""
             if self._profile is not None:
@@ -345,6 +355,24 @@ class Recorder:
                 while self._requests and os.getpid() == pid and not self.off:
                     time.sleep(POLL_S)
         self._watching = False
+
+    def _sample(self) -> None:
+        """Note the line that the training thread is at, unless a phase explains it. Wakes late where a call keeps the
+        interpreter lock, so a sample stands for the time since the last one."""
+        now, before = time.monotonic_ns(), self._sampled
+        self._sampled = now
+        if before and not self._tracker.busy and self._tracker.owner is not None:
+            line = line_of(sys._current_frames().get(self._tracker.owner))
+            if line:
+                entry = self._lines.setdefault(line, [0, 0])
+                entry[0] += 1
+                entry[1] += min(now - before, MOST_A_SAMPLE_NS)
+
+    def _write_lines(self) -> None:
+        if self._lines:
+            lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:20]
+            self._log.write({"k": "lines", "lines": [[where, count, ns] for where, (count, ns) in lines]})
+        self._lines, self._sampled = {}, 0
 
     def _on_pending(self, _argument: Any) -> int:
         try:

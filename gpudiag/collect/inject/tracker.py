@@ -138,6 +138,7 @@ class Tracker:
         if not self._stack and self._token is None and self.owner is not None:
             self.owner, self.emitter, self.recording = threading.get_ident(), Emitter(), False
 
+    @property
     def open_ranges(self) -> bool:
         """Whether a range is open in the emitter: never between two steps, where on_step is called."""
         return self._token is not None or any(entry[3] is not None for entry in self._stack)

@@ -40,6 +40,11 @@ def user_line(depth: int = 2) -> str:
         frame: Optional[FrameType] = sys._getframe(depth)
     except ValueError:
         return ""
+    return line_of(frame)
+
+
+def line_of(frame: Optional[FrameType]) -> str:
+    """The same for a frame and those that called it."""
     while frame is not None:
         name = _name(frame.f_code.co_filename)
         if name is not None:
