@@ -37,7 +37,7 @@ class Graph:
     event launched, -1 none. wait_for: operation whose end released the call, -1 did not wait; tail: recorded time from that
     end to the call's return. stream, length, latency, depends: per operation; latency counts from the call's start, gap from the end of
     the stream's last operation, depends
-    is an operation of another stream that it waited for (-1 none) and lag the time from that one's end.
+    is an operation of another stream that it waited for (-1 none) and lag the time from that one's end; on_free: its stream had nothing to do.
     stream_free: per stream, the time until which earlier work keeps it busy. start, end: of the stretch. recorded: its length.
     """
 
@@ -55,6 +55,7 @@ class Graph:
     gap: Floats
     depends: npt.NDArray[np.int64]
     lag: Floats
+    on_free: Bool
     is_link_copy: Bool
     stream_free: Floats
     start: int
@@ -184,6 +185,7 @@ def _graph(scope: Scope, rows: npt.NDArray[np.intp], joined: Int64, start: int, 
         gap=gap,
         depends=depends,
         lag=lag,
+        on_free=on_free_stream,
         is_link_copy=(ops.kind == Kind.MEMCPY) & np.isin(ops.copy_kind, (1, 2)),
         stream_free=free,
         start=start,
@@ -209,7 +211,8 @@ def replay(graph: Graph, edit: Edit | None = None) -> float:
     think = np.maximum(think, 0)
     latency, gap = graph.latency, graph.gap
     if len(edit.free_launch):
-        latency, gap = np.minimum(latency, GRAPH_GAP_NS), np.minimum(gap, GRAPH_GAP_NS)
+        # what started on a free stream follows the kernel before it now, and shows no gap of its own
+        latency, gap = np.minimum(latency, GRAPH_GAP_NS), np.where(graph.on_free, GRAPH_GAP_NS, np.minimum(gap, GRAPH_GAP_NS))
     wait_for = graph.wait_for
     if edit.no_wait is not None:
         wait_for = np.where(edit.no_wait, -1, wait_for)

@@ -141,23 +141,21 @@ class Sim(Recorder):
 
 
 def loader_info(num_workers: int = 0, *, in_memory: bool = False, persistent: bool = False, **more: Any) -> LoaderInfo:
-    return LoaderInfo(
-        **{
-            "loader": 0,
-            "where": "train.py:42",
-            "num_workers": num_workers,
-            "batch_size": 32,
-            "pin_memory": False,
-            "prefetch_factor": 2 if num_workers else None,
-            "persistent_workers": persistent,
-            "start_method": "fork" if num_workers else None,
-            "dataset": "data.Images",
-            "dataset_length": 100_000,
-            "in_memory": in_memory,
-            "batches": 100,
-            **more,
-        }  # fmt: skip
-    )
+    usual: dict[str, Any] = {
+        "loader": 0,
+        "where": "train.py:42",
+        "num_workers": num_workers,
+        "batch_size": 32,
+        "pin_memory": False,
+        "prefetch_factor": 2 if num_workers else None,
+        "persistent_workers": persistent,
+        "start_method": "fork" if num_workers else None,
+        "dataset": "data.Images",
+        "dataset_length": 100_000,
+        "in_memory": in_memory,
+        "batches": 100,
+    }
+    return LoaderInfo(**{**usual, **more})
 
 
 def host(cpus: float = 16, machine: int = 16, **more: Any) -> HostInfo:

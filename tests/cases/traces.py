@@ -36,7 +36,7 @@ class Label:
 
 LABELS = (
     Label("nsys/h100_2gpu_streamed_weights.sqlite", TRANSFER, ("pageable_h2d", *LAUNCHING, *LOADER, *SYNCS), bound_by="transfer"),
-    Label("nsys/h100_2gpu_train_before.sqlite", silent=(*LOADER, *SYNCS, *TRANSFER, *LAUNCHING), status="healthy"),
+    Label("nsys/h100_2gpu_train_before.sqlite", silent=(*LOADER, *SYNCS, *TRANSFER), status="healthy"),
     Label("nsys/healthy_1pct_idle.sqlite", silent=(*LOADER, *SYNCS, *TRANSFER, *LAUNCHING, *COMMUNICATION), status="healthy"),
     Label("nsys/two_kernels_only.sqlite", status="cannot_judge"),
     Label("nsys/a100_sync_after_each_kernel.sqlite", silent=(*LOADER, *LAUNCHING, "tensor_cores_unused"),
