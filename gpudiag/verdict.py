@@ -33,7 +33,6 @@ OWNER: dict[str, BoundBy] = {
     "idle.checkpoint_log": "host",
     "idle.gc": "host",
     "idle.host": "host",
-    "idle.profiler": "none",
     "idle.unknown": "none",
     "host.input": "input",
     "host.checkpoint_log": "host",
@@ -60,6 +59,7 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     reason = cannot_judge(scope, metrics)
     if reason or "not_enough_evidence" in {f.rule for f in judged.findings}:
         return Verdict("cannot_judge", "none", f"Cannot judge: {reason or _gate_text(judged)}.")
+    scopes = [one for one in scopes if (one.ops is None) == (scope.ops is None)]  # a host's account is no device's
     total = max(1, sum(s.account.total for s in scopes))
     lost: dict[BoundBy, int] = {}
     for one in scopes:
@@ -67,11 +67,12 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
             if part in OWNER:
                 lost[OWNER[part]] = lost.get(OWNER[part], 0) + ns
     unknown = lost.pop("none", 0)
+    recorded = dict(lost)
     slowdown = max(1.0, number(metrics, "observer_slowdown") or 1.0) if scope.ops is not None else 1.0
     _take_off(lost, int(total * (1 - 1 / slowdown)))
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
-        return _host_verdict(scope, ranked, judged, total)
+        return _host_verdict(scopes, scope, ranked, judged, total)
     busy = 1 - sum(ns for s in scopes for p, ns in s.parts.items() if p.startswith("idle.")) / total
     compute = sum(s.parts.get("compute", 0) for s in scopes) / total
     owner, ns = ranked[0] if ranked else ("none", 0)
@@ -87,18 +88,25 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
         if unknown / total >= LOSS
         else ""
     )
+    profiler = sum(s.parts.get("idle.profiler", 0) for s in scopes) / total
+    if profiler >= LOSS:
+        blind += f"; {format_percent(profiler)} is idle for the recorder's own work"
     if share >= LOSS:
         detail = _detail(owner, scopes, metrics, share)
-        return Verdict("bottleneck", owner, f"Bound by {owner}: {detail}{late}; {what}{blind}.", _margin(ranked, total))
-    if unknown / total >= LOSS:
+        if format_percent(recorded[owner] / total) != format_percent(share):
+            detail += f" ({format_percent(recorded[owner] / total)} as recorded, less what recording added)"
+        known = " as far as the recording shows" if unknown > ns else ""
+        headline = f"Bound by {owner}{known}: {detail}{late}; {what}{blind}."
+        return Verdict("bottleneck", owner, headline, _margin(ranked, total))
+    if unknown / total >= LOSS or profiler >= LOSS:
         return Verdict("bottleneck", "none", f"{what[0].upper()}{what[1:]}{blind}.")
+    powers = [f for f in judged.findings if f.category == "power" and f.severity != "info" and not f.caused_by]
+    if powers and (not hints or powers[0].bound_ns >= hints[0].bound_ns):
+        headline = f"Bound by power: {what}, kernels run {format_percent(compute)} of it; {_lower(powers[0])}."
+        return Verdict("bottleneck", "power", headline)
     if hints:
-        return Verdict(
-            "bottleneck",
-            "compute",
-            f"Bound by compute: {what}, kernels run {format_percent(compute)} of it; {_lower(hints[0])}.",
-            _margin([("compute", int(compute * total)), *ranked], total),
-        )
+        headline = f"Bound by compute: {what}, kernels run {format_percent(compute)} of it; {_lower(hints[0])}."
+        return Verdict("bottleneck", "compute", headline)
     return Verdict("healthy", "none", f"Healthy: {what}, and no cause costs {format_percent(LOSS)} of {step}.")
 
 
@@ -130,13 +138,16 @@ def _per_step(scope: Scope) -> str:
 def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: float) -> str:
     scope = scopes[0] if len(scopes) == 1 else max(scopes, key=lambda s: s.account.total)
     step = _per_step(scope)
+    idle = f"the GPU is idle {format_percent(share)} of {step}"
+    if len(scopes) > 1:
+        idle = f"on average the {len(scopes)} GPUs are idle {format_percent(share)} of {step}"
     if owner == "input":
         waiting = number(metrics, "loader_time")
         held = number(metrics, "step_time")
         extra = ""
         if waiting is not None and held and waiting / held - share > 0.02:
             extra = f" (the loader's next takes {format_percent(waiting / held)} of it)"
-        return f"the GPU is idle {format_percent(share)} of {step} while the host waits for data{extra}"
+        return f"{idle} while the host waits for data{extra}"
     if owner == "transfer":
         rate = number(metrics, "h2d_pinned_rate")
         pinned, exposed = number(metrics, "h2d_pinned_exposed"), number(metrics, "copy_exposed_h2d")
@@ -156,11 +167,11 @@ def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: flo
         per_step = number(metrics, "kernels_per_step")
         extra = f" ({per_step:.0f} kernels{' a step' if len(scope.steps) else ''}" if per_step else ""
         extra += f", {format_ns(cost)} a launch call)" if extra and cost else ")" if extra else ""
-        return f"the GPU is idle {format_percent(share)} of {step} while the host prepares launches{extra}"
+        return f"{idle} while the host prepares launches{extra}"
     if owner == "sync":
         waits = number(metrics, "syncs_per_step")
         extra = f" ({waits:.0f} synchronising calls{' a step' if len(scope.steps) else ''})" if waits else ""
-        return f"the GPU is idle {format_percent(share)} of {step} after waits of the host for it{extra}"
+        return f"{idle} after waits of the host for it{extra}"
     if owner == "communication":
         return f"collectives that nothing hides take {format_percent(share)} of {step}"
     return f"{WORDS[owner]} takes {format_percent(share)} of {step}"
@@ -182,14 +193,26 @@ def _margin(ranked: Sequence[tuple[BoundBy, int]], total: int) -> str:
     return f"{first} ({format_percent(most / total)}) and {second} ({format_percent(next_most / total)}) are close"
 
 
-def _host_verdict(scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: Judgement, total: int) -> Verdict:
-    work = sum(
-        scope.parts.get(f"host.{phase}", 0) for phase in ("forward", "backward", "optimizer", "framework", "h2d")
+def _host_verdict(
+    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: Judgement, total: int
+) -> Verdict:
+    work, other = (
+        sum(one.parts.get(f"host.{phase}", 0) for one in scopes for phase in phases) / total
+        for phases in (("forward", "backward", "optimizer", "framework", "h2d"), ("other",))
     )
     step = _per_step(scope)
-    computing = f"forward, backward and optimizer take {format_percent(work / total)} of {step} on the CPU; no GPU work was recorded"
+    computing = (
+        f"forward, backward, optimizer and other operators take {format_percent(work)} of {step} on the CPU; "
+        f"no GPU work was recorded"
+    )
+    if other >= LOSS:
+        computing += f"; {format_percent(other)} pass in code that was not recorded, or in waits for other processes"
     # A share of plain user code is no loss by itself: without a finding nothing says that it could be less.
     causes = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category != "none"]
+    if not len(scope.steps):  # start-up, or a launcher that waits for its children, is no loss of a training step
+        causes = [f for f in causes if f.parts != ("host.other",)]
+        if not causes and other > 0.5:
+            return Verdict("cannot_judge", "none", f"Cannot judge: no steps are known, and {computing}.")
     owner, ns = ranked[0] if ranked else ("none", 0)
     if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
         others = [item for item in ranked if item[0] != "host"]
@@ -205,4 +228,6 @@ def _host_verdict(scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: J
         first = causes[0]
         bound: BoundBy = "compute" if first.step == "compute" else "launch" if first.category == "launch" else "host"
         return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing}.")
+    if other >= LOSS:
+        return Verdict("healthy", "none", f"Healthy as far as the recording shows: {computing}.")
     return Verdict("healthy", "none", f"Healthy: {computing}, and no cause outside them costs {format_percent(LOSS)}.")
