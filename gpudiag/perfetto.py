@@ -66,7 +66,7 @@ def write_perfetto(
 
 def _events(timelines: Sequence[Timeline], accounts: Sequence[Account], diagnosis: Diagnosis) -> Iterator[str]:
     """Every event as one line of JSON: first what the reader looks for first."""
-    shift = _shifts(timelines)
+    shift = _shifts(timelines, diagnosis)
     many = len(timelines) > 1
     for i, timeline in enumerate(timelines):
         mine = [account for account in accounts if account.rank == timeline.rank]
@@ -79,10 +79,13 @@ def _events(timelines: Sequence[Timeline], accounts: Sequence[Account], diagnosi
             yield from _device(timeline, timeline.gpu_ops, clock, base + 500, rank)
 
 
-def _shifts(timelines: Sequence[Timeline]) -> list[int]:
-    """What to add to the times of each timeline: onto one clock where all know the wall clock, and beginning near 0."""
+def _shifts(timelines: Sequence[Timeline], diagnosis: Diagnosis) -> list[int]:
+    """What to add to the times of each timeline: onto the clock that the ranks were aligned on, and beginning near 0."""
+    aligned = {row["rank"]: int(row["clock_offset_ns"]) for row in diagnosis.ranks if "clock_offset_ns" in row}
     bases = [timeline.time_base_ns for timeline in timelines]
     add = [base or 0 for base in bases] if None not in bases else [0] * len(bases)
+    if all(timeline.rank in aligned for timeline in timelines):
+        add = [aligned[timeline.rank] for timeline in timelines]
     starts = [
         int(table.start.min()) + more
         for timeline, more in zip(timelines, add, strict=True)

@@ -34,6 +34,7 @@ from gpudiag.rules import Judgement, Outcome, RuleSet, judge, load_rules, merge
 from gpudiag.savings import with_estimates
 from gpudiag.scope import Scope, scopes_of
 from gpudiag.timeline import Kind
+from gpudiag.units import format_ns
 from gpudiag.verdict import verdict_of
 from gpudiag.views import make_views
 
@@ -86,7 +87,7 @@ def diagnose_recordings(
         metrics={name: _metric_value(metric) for name, metric in metrics.items()},
         findings=judged.findings,
         not_judged=judged.not_judged,
-        warnings=_warnings(recordings, scopes, values, judged, rules),
+        warnings=_warnings(recordings, scopes, values, judged, rules, facts),
         kernels=tuple(row for scope in scopes for row in kernel_rows(scope)),
         rules=dict(judged.outcomes),
         rule_steps={rule.id: rule.step for rule in rules},
@@ -227,6 +228,8 @@ def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, obje
             "step_ns": scope.account.total // scope.count,
             "busy": 1 - sum(ns for p, ns in scope.parts.items() if p.startswith("idle.")) / max(1, scope.account.total),
         }
+        if facts.alignment is not None:
+            row |= {"clock_offset_ns": facts.alignment.offset_ns[scope.rank], "aligned_by": facts.alignment.source}
         mine = facts.stragglers.get(scope.rank)
         if mine is not None:
             row |= {
@@ -241,11 +244,21 @@ def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, obje
 
 
 def _warnings(
-    recordings: Recordings, scopes: Sequence[Scope], values: Sequence[Values], judged: Judgement, rules: RuleSet
+    recordings: Recordings,
+    scopes: Sequence[Scope],
+    values: Sequence[Values],
+    judged: Judgement,
+    rules: RuleSet,
+    facts: RunFacts,
 ) -> tuple[str, ...]:
     said = list(recordings.warnings)
     for scope, metrics in zip(scopes, values, strict=True):
         said += warnings_of(scope, metrics)
+    clocks = facts.alignment
+    if clocks is not None and clocks.source == "collectives" and clocks.disagree_ns is not None:
+        said.append(
+            f"the ranks' clocks disagree by up to {format_ns(clocks.disagree_ns)}: ranks are aligned by their collectives"
+        )
     said += judged.errors
     said += rules.notes
     return tuple(dict.fromkeys(said))

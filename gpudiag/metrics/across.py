@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpudiag.align import Alignment, align
 from gpudiag.intervals import Int64
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
@@ -36,7 +37,7 @@ class RunFacts:
     late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first;
     none where that is most of the ranks, which then take turns. latest_share: of the time that ranks waited
     for the last one, that at collectives to which one of the late ranks came last (without any: the most frequent last rank);
-    by time, since a rank that is late once a step holds the others up at one of many collectives only. mean_wait_ns: exposed, mean over the other ranks.
+    by time, since a rank that is late once a step holds the others up at one of many collectives only. mean_wait_ns: exposed, mean over the other ranks. alignment: the ranks' clocks.
     """
 
     devices: int
@@ -48,6 +49,7 @@ class RunFacts:
     mean_wait_ns: float = 0.0
     collectives: int = 0
     why_no_stragglers: str = "one rank was given"
+    alignment: Alignment | None = None
 
 
 def run_facts(scopes: Sequence[Scope]) -> RunFacts:
@@ -76,11 +78,14 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
         np.stack([getattr(sequences[rank][1], column)[:common] for rank in order])
         for column in ("start", "length", "exposed")
     )
+    ends = {rank: starts[i] + durations[i] for i, rank in enumerate(order)}
+    alignment = align({rank: ranks[rank].timeline.time_base_ns for rank in order}, ends)
     # Counted from the recording's beginning, so that every rank means the same one; judged inside every rank's window.
     inside = np.logical_and.reduce([ranks[rank].window.contains(starts[i]) for i, rank in enumerate(order)])
     durations, exposed, common = durations[:, inside], exposed[:, inside], int(inside.sum())
     if common < MIN_COLLECTIVES:
-        return RunFacts(devices, spread, why_no_stragglers="the ranks share too few collectives to compare")
+        why = "the ranks share too few collectives to compare"
+        return RunFacts(devices, spread, why_no_stragglers=why, alignment=alignment)
     shortest = durations.min(axis=0)
     last = durations.argmin(axis=0)
     short = durations < LATE_MARGIN * np.median(durations, axis=0)
@@ -113,6 +118,7 @@ def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> 
         float(np.mean(others)) if others else 0.0,
         common,
         "",
+        alignment,
     )
 
 
