@@ -124,7 +124,8 @@ def _gate_text(judged: Judgement) -> str:
 
 
 def _lower(finding: Finding) -> str:
-    return finding.title[0].lower() + finding.title[1:]
+    title = finding.title
+    return title if title[:2].isupper() else title[0].lower() + title[1:]  # FP32, GPU
 
 
 def _per_step(scope: Scope) -> str:
