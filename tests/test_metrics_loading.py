@@ -110,8 +110,14 @@ def test_the_loader_with_most_batches_is_the_one_meant() -> None:
     assert got["loader_fetch_time"].value == 30 * MS
 
 
+def test_a_dataset_that_holds_a_table_of_paths_is_not_in_memory() -> None:
+    """It is as long as the table, and takes far longer for a sample than a row takes."""
+    got = recorded(*[batch(step) for step in range(4)], in_memory=True)
+    assert got["dataset_in_memory"].value == 0
+
+
 def test_settings_of_the_loader() -> None:
-    got = recorded(*[batch(step) for step in range(4)], persistent_workers=True, in_memory=True)
+    got = recorded(*[batch(step) for step in range(4)], persistent_workers=True, in_memory=True, batch_size=4096)
     wanted = {"num_workers": 2, "pin_memory": 0, "persistent_workers": 1, "dataset_in_memory": 1}
     assert {name: got[name].value for name in wanted} == wanted
 

@@ -14,12 +14,14 @@ from gpudiag.units import NS_PER_MS
 
 NO_GPU = "no GPU work was recorded"
 CPU_RUN = "a host account exists for runs without GPU work only"
+HOLDS = 0.01  # of a step: a tenth of what is called a warning
 LOST = {"input_lost": "input", "checkpoint_log_lost": "checkpoint_log", "compile_lost": "compile", "gc_lost": "gc"}
 
 
 def measure(scope: Scope) -> Iterator[Value]:
     on_gpu = scope.ops is not None
     parts = scope.parts
+    yield value("gc_steps", _steps_with(scope, "idle.gc" if on_gpu else "host.gc"), "account")
     for name, part in LOST.items():
         yield value(name, scope.per_step(parts.get(f"{'idle' if on_gpu else 'host'}.{part}", 0)), "account")
     for part in HOST_PARTS:
@@ -53,6 +55,15 @@ def measure(scope: Scope) -> Iterator[Value]:
                 yield missing(name, NO_GPU, ON_GPU)
     yield missing("sm_active", "gpudiag does not sample GPU performance counters", NOTHING)
     yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
+
+
+def _steps_with(scope: Scope, part: str) -> int:
+    """Steps of which the part takes HOLDS or more; without steps: its stretches."""
+    time = scope.account.owned_by(part)
+    if not len(scope.steps):
+        return len(time)
+    length = scope.steps.end - scope.steps.start
+    return int((time.covered_in(scope.steps.start, scope.steps.end) >= HOLDS * length).sum())
 
 
 def _device(scope: Scope) -> Iterator[Value]:

@@ -100,6 +100,7 @@ LOST = (
     ),
     M("compile_lost", "ns", "idle_compile on a GPU run, host_compile on a CPU-only run", source=_ACCOUNT),
     M("gc_lost", "ns", "idle_gc on a GPU run, host_gc on a CPU-only run", source=_ACCOUNT),
+    M("gc_steps", "count", "steps of which gc_lost takes 1 % or more (without steps: such stretches)", source=_ACCOUNT),
 )
 
 HOST = tuple(
@@ -190,7 +191,7 @@ LOADER = (
     M(
         "dataset_in_memory",
         "flag",
-        "1 when the dataset's tensors or arrays already lie in RAM (TensorDataset, a list of tensors)",
+        "1 when the dataset's tensors or arrays already lie in RAM (TensorDataset, a list of tensors) and a sample takes at most 0.2 ms",
         "data that the page cache happens to hold",
         _LOADER,
     ),

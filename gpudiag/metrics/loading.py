@@ -14,6 +14,9 @@ from gpudiag.scope import Scope
 from gpudiag.steps import OUR_STEP
 from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
 
+# A row of a TensorDataset takes 7 us here with the profiler on. A dataset that holds a table as long as itself (paths, labels)
+# and takes longer than this a sample does more than index it.
+ROW_NS = 200_000
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 NO_LOADER = "no DataLoader was recorded from inside"
 BATCH_NAMES = (
@@ -71,7 +74,9 @@ def _settings(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
         yield value("num_workers", loader.num_workers, "loader records")
         yield value("pin_memory", int(loader.pin_memory), "loader records")
         yield value("persistent_workers", int(loader.persistent_workers), "loader records")
-        yield value("dataset_in_memory", int(loader.in_memory), "loader records")
+        worked = _sample_time(scope, loader)
+        only_rows = loader.in_memory and (worked is None or worked <= ROW_NS)
+        yield value("dataset_in_memory", int(only_rows), "loader records")
         return
     single = any(SINGLE in text for text in scope.timeline.strings)
     if single and not any(MULTI in text for text in scope.timeline.strings):
@@ -80,6 +85,14 @@ def _settings(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
         yield missing("num_workers", NO_LOADER, PROFILE)
     for name in ("pin_memory", "persistent_workers", "dataset_in_memory"):
         yield missing(name, NO_LOADER, PROFILE)
+
+
+def _sample_time(scope: Scope, loader: LoaderInfo | None) -> float | None:
+    """The dataset's time a sample, ns; None where it or the batch size is not known."""
+    rows = _rows(scope, loader)
+    if rows is None or loader is None or not loader.batch_size or not (rows.dataset_ns >= 0).any():
+        return None
+    return float(np.median(rows.dataset_ns[rows.dataset_ns >= 0])) / loader.batch_size
 
 
 def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
@@ -153,8 +166,8 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         yield value("loader_slow_share", float(slowest.sum()) / total, "loader records")
     else:
         yield missing("loader_slow_share", "fewer than 100 batches were fetched", "gpudiag profile --steps 200 SCRIPT")
-    if loader is not None and loader.batch_size and (rows.dataset_ns >= 0).any():
-        sample = float(np.median(rows.dataset_ns[rows.dataset_ns >= 0])) / loader.batch_size
+    sample = _sample_time(scope, loader)
+    if sample is not None:
         yield value("loader_sample_time", sample, "loader records")
     else:
         yield missing("loader_sample_time", "the batch size or the dataset's time is not known", PROFILE)

@@ -27,7 +27,7 @@ def in_memory() -> Timeline:
         with run.step():
             run.load(90 * MS)
             train(run)
-    return run.timeline(loader=loader_info(0, in_memory=True), host=host())
+    return run.timeline(loader=loader_info(0, in_memory=True, batch_size=4096), host=host())
 
 
 def slow_start() -> Timeline:
