@@ -147,8 +147,13 @@ def test_compiled_code_is_known_by_its_kernels_or_operators_in_the_window() -> N
     assert measured(recorder)["torch_compiled"].value == 0, "before the window"
     recorder.kernel(90 * US, 95 * US, "triton_poi_fused_add_0")
     assert measured(recorder)["torch_compiled"].value == 1
+    graphs = run_of([100] * 4)
+    graphs.operator(100 * US, 120 * US, "Torch-Compiled Region: 0/0")
+    assert measured(graphs)["torch_compiled"].value == 1, "kernels inside a CUDA graph have no names"
     on_cpu = Recorder()
     on_cpu.steps(4, 100 * US)
     assert isinstance(measured(on_cpu)["torch_compiled"], Missing)
-    on_cpu.operator(0, 9, "CompiledFxGraph fx1")
+    on_cpu.operator(-9 * US, -1, "CompiledFunction")
+    assert measured(on_cpu)["torch_compiled"].value == 0
+    on_cpu.operator(0, 9, "## Call CompiledFxGraph fx1 ##")
     assert measured(on_cpu)["torch_compiled"].value == 1

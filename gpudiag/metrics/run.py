@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import LAUNCH, join_launches
+from gpudiag.host import LAUNCH, join_launches, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
@@ -15,6 +16,8 @@ from gpudiag.timeline import Kind
 STALL_FACTOR = 1.5  # a step this much over the median is slow; nsys-ai's iteration variance threshold
 MIN_CYCLES = 3  # RULES.md O5
 RECURS, CLEARLY = 0.75, 3.0  # of 1600 random series of 20 to 400 steps, 8 show a period by these
+# What torch.compile'd code is called as an operator: AOTAutograd's function, inductor's graph, dynamo's region.
+COMPILED_REGION = re.compile(r"CompiledFunction|CompiledFxGraph|Torch-Compiled Region")
 NO_STEPS = "no steps are known in this recording"
 
 
@@ -157,13 +160,9 @@ def _recorder(scope: Scope) -> Iterator[Value]:
     else:
         yield value("torch_cuda_build", int(bool(host.cuda)), "environment record")
         yield value("debug_switches", len(host.debug_switches), "environment record")
-    strings = timeline.strings
-    if scope.ops is not None:
-        compiled = any("triton" in name for name in scope.kernels.names)
-        yield value("torch_compiled", int(compiled), "kernel names")
-    elif timeline.cpu_ops is not None:
-        used = np.unique(timeline.cpu_ops.name)
-        compiled = any("CompiledFunction" in strings[code] or "CompiledFxGraph" in strings[code] for code in used)
-        yield value("torch_compiled", int(compiled), "operators")
-    else:
+    if scope.ops is None and timeline.cpu_ops is None:
         yield missing("torch_compiled", "neither kernels nor operators were recorded", PROFILE_LONGER)
+        return
+    compiled = scope.ops is not None and any("triton" in name for name in scope.kernels.names)
+    compiled |= len(named(scope.cpu_ops, scope.names, COMPILED_REGION).intersect(scope.window)) > 0
+    yield value("torch_compiled", int(compiled), "kernel names, operators")
