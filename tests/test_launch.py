@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -108,18 +110,81 @@ def test_a_signal_reaches_the_application_once_and_its_end_is_waited_for(
     assert out.read_text().startswith(f'[7, ["SIG{name}"]')
 
 
-def test_a_third_interrupt_kills_an_application_that_ignores_them(tmp_path: Path) -> None:
-    code = (
-        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    )
+IGNORES = """
+    import os, signal, subprocess, sys, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("ready", child.pid, flush=True); time.sleep(60)
+"""
+SAVES_SLOWLY = """
+    import sys, time
+    print("ready", 0, flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        try:
+            print("saving", flush=True); time.sleep(60)
+        except KeyboardInterrupt:
+            print("gave up", flush=True); sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(IGNORES, 137), (SAVES_SLOWLY, 9)], ids=["that ignores them", "that ends by itself"]
+)
+def test_a_second_interrupt_ends_an_application(tmp_path: Path, code: str, status: int) -> None:
     process, out = start(tmp_path, code, stdin=subprocess.DEVNULL, start_new_session=True)
     assert process.stdout is not None
-    process.stdout.readline()
-    for _ in range(3):
+    child = int(process.stdout.readline().split()[1])
+    for _ in range(2):
+        assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
         time.sleep(launch.SAME_SIGNAL_S + 0.2)
     process.communicate(timeout=10)
-    assert out.read_text().startswith("[137, ")
+    assert out.read_text().startswith(f"[{status}, ")
+    assert not child or not alive(child)
+
+
+@pytest.mark.parametrize(("code", "status"), [(IGNORES, 137), (SAVES_SLOWLY, 9)], ids=["ignores", "ends by itself"])
+def test_the_second_ctrl_c_typed_at_a_terminal_ends_the_application(tmp_path: Path, code: str, status: int) -> None:
+    """gpudiag as the foreground job of a terminal of its own, and the two keys really typed there."""
+    out = tmp_path / "outcome.json"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", DRIVER, str(out), sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        child = int(read_until(terminal, "ready").split("ready")[1].split()[0])
+        os.write(terminal, b"\x03")
+        if code is SAVES_SLOWLY:
+            read_until(terminal, "saving")
+        time.sleep(0.3)  # sooner than what two senders of one signal need: a person at the keys
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)  # one is not enough
+        os.write(terminal, b"\x03")
+        deadline = time.monotonic() + 10
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            assert time.monotonic() < deadline, "it outlived the second Ctrl-C"
+            select.select([terminal], [], [], 0.05)
+    finally:
+        os.close(terminal)
+    assert json.loads(out.read_text())[:2] == [status, ["SIGINT", "SIGINT"]]
+    assert not child or not alive(child)
+
+
+def read_until(terminal: int, word: str) -> str:
+    """What the terminal shows up to the line with `word`."""
+    shown, deadline = "", time.monotonic() + 20
+    while word not in shown or not shown.endswith("\n"):
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += os.read(terminal, 4096).decode()
+    return shown
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_the_rest_of_the_group_is_ended_after_a_signal(tmp_path: Path) -> None:

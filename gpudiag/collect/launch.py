@@ -28,6 +28,7 @@ from gpudiag.errors import GpudiagError
 
 SI_KERNEL = 0x80
 SAME_SIGNAL_S = 0.5  # `timeout` sends to its child and to the group within microseconds; a person needs longer
+LAST_WORDS_S = 1.0  # what the application has to end by itself after the second Ctrl-C
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,7 +52,7 @@ class Outcome:
 class Application:
     """A started application. `send` signals it (its whole group when asked), `poll` is its status or None while it runs.
 
-    shares_terminal: it got the terminal's signals by itself. end: kill it and what belongs to it.
+    shares_terminal: it got the terminal's signals by itself. end: kill it and what it has started.
     """
 
     poll: Callable[[], int | None]
@@ -95,8 +96,13 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
                 os.kill(pid, signum)
 
     def end() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            (os.kill if shares else os.killpg)(pid, signal.SIGKILL)
+        # in a terminal's foreground gpudiag is of the same group: there the processes are found one by one
+        for each in [*_descendants(pid), pid] if shares else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        if not shares:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     return Application(poll, send, end, shares)
 
@@ -110,23 +116,28 @@ def run(
     """Start an application and wait for it, passing signals on.
 
     before_signal runs before the first deadly signal is passed on (to let a recording be saved first); should_stop is
-    asked every 0.1 s and ends the application by SIGTERM. The third Ctrl-C kills.
+    asked every 0.1 s and ends the application by SIGTERM. The first Ctrl-C leaves it all the time it needs; after the
+    second it is killed if it has not ended within a second, at the third at once.
     """
     began = time.monotonic()
     sent: list[str] = []
-    interrupts, last, stopped = 0, (0, 0.0), False
+    interrupts, last, stopped, killed_at = 0, (0, 0.0), False, float("inf")
     with _signals_held() as held:
         _adopt_orphans()
         application = start()
         while (status := application.poll()) is None:
             info = signal.sigtimedwait(held, POLL_S)
+            if time.monotonic() > killed_at:
+                killed_at = float("inf")
+                application.end()
             if info is None or info.si_signo == signal.SIGCHLD:
                 if not stopped and should_stop():
                     stopped = True
                     application.send(signal.SIGTERM)
                 continue
             signum, now = info.si_signo, time.monotonic()
-            if last[0] == signum and now - last[1] < SAME_SIGNAL_S:
+            typed = application.shares_terminal and info.si_code == SI_KERNEL
+            if not typed and last[0] == signum and now - last[1] < SAME_SIGNAL_S:
                 continue
             last = (signum, now)
             interrupts += signum == signal.SIGINT
@@ -135,8 +146,10 @@ def run(
                 continue
             if not sent and signum not in (signal.SIGUSR1, signal.SIGUSR2):
                 before_signal()
-            if not (application.shares_terminal and info.si_code == SI_KERNEL):
+            if not typed:
                 application.send(signum)
+            if interrupts == 2:
+                killed_at = now + LAST_WORDS_S
             sent.append(signal.Signals(signum).name)
         if sent or stopped:
             application.send(signal.SIGTERM)  # to what is left of its group: children must not stay behind
@@ -177,10 +190,23 @@ def _children() -> list[int]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    pids = []
+    return sorted(pid for pid, parent in _parents().items() if parent == os.getpid())
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """The live processes that `ancestor` has started, directly or not."""
+    parents, found = _parents(), [ancestor]
+    for pid in found:  # grows on the way
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """pid -> parent of every live process (proc(5))."""
+    parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and fields[0] not in "ZX":
-                pids.append(int(stat.parent.name))
-    return sorted(pids)
+            if fields[0] not in "ZX":
+                parents[int(stat.parent.name)] = int(fields[1])
+    return parents
