@@ -99,6 +99,7 @@ def test_the_share_of_other_processes_leaves_our_own_work_out() -> None:
     load = load_of_round(before, after, 2)
     assert load.others == pytest.approx(0.2)
     assert load.steal == pytest.approx(0.025)
+    assert load_of_round(before, CpuTimes(100.1, 0.0, 10.0, 100_000_000), 2).others is None  # ten ticks say nothing
 
 
 def test_energy_comes_from_the_counter_where_there_is_one_else_from_the_samples() -> None:

@@ -276,7 +276,8 @@ def _roofline(job: Job, model: Any, prepared: Any, precision: modes.Precision, k
     )
     name = torch.cuda.get_device_name(job.device) if kind == "cuda" else f"CPU, {job.threads} thread(s)"
     found = roofline.judge(counted, job.batch, seconds, dtypes, job.peaks, name)
-    if found.peak_gflops is None and job.peaks.gflops_source.startswith("measured"):
+    disturbed = found.peak_gflops is None and set(dtypes.values()) <= set(job.peaks.gflops)
+    if disturbed and job.peaks.gflops_source.startswith("measured"):
         peaks = roofline.undisturbed(job.peaks, tuple(set(dtypes.values())), job.threads, job.rules.roofline_s)
         found = roofline.judge(counted, job.batch, seconds, dtypes, peaks, name)
     return found

@@ -147,7 +147,7 @@ def judge(
             memory_part += memory
     known = all(name in peaks.gflops for name in names) and at_peak > 0
     peak_gflops = flops / at_peak / 1e9 if known else None
-    source = peaks.gflops_source
+    source = peaks.gflops_source if known else f"no peak is known for {'+'.join(names)} here"
     if peak_gflops is not None and achieved > peak_gflops and source.startswith("measured"):
         # not a share above 100 %: the product was slower than the model, so it is no peak
         peak_gflops, complete = None, False

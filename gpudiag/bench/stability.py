@@ -14,6 +14,9 @@ from gpudiag.units import format_percent
 OTHERS_NOTABLE = 0.05  # of all cores: a round of a benchmark should have the machine to itself
 STEAL_NOTABLE = 0.02
 CLOCK_NOTABLE = 0.05
+SHORTEST_NS = (
+    200_000_000  # the kernel counts CPU time in ticks of 10 ms: a share over less than 20 of them says nothing
+)
 HOT_CELSIUS = 80.0  # most NVIDIA boards start to slow down between 80 and 90 degrees (nvidia-smi -q -d TEMPERATURE)
 
 
@@ -108,10 +111,10 @@ def _process_seconds(proc: Path, pid: str, tick: int) -> float:
 
 def load_of_round(before: CpuTimes | None, after: CpuTimes | None, cores: int, **known: object) -> RoundLoad:
     """Shares of `cores` over the round, beside what else is `known` of it."""
-    if before is None or after is None or after.wall_ns <= before.wall_ns:
+    if before is None or after is None or after.wall_ns - before.wall_ns < SHORTEST_NS:
         return RoundLoad(**known)  # type: ignore[arg-type]
     capacity = cores * (after.wall_ns - before.wall_ns) / 1e9
-    others = max(0.0, (after.busy - before.busy) - (after.own - before.own)) / capacity
+    others = min(1.0, max(0.0, (after.busy - before.busy) - (after.own - before.own)) / capacity)
     return RoundLoad(others=others, steal=(after.steal - before.steal) / capacity, **known)  # type: ignore[arg-type]
 
 

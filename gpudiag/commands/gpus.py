@@ -243,6 +243,7 @@ def fit(
     """Weights, gradients, optimizer states and activations by a dry run on a fake device, and the largest batch that fits."""
     _require_torch()
     from gpudiag.bench import fit as fitting
+    from gpudiag.bench.device import cuda_problem
 
     known = _table(table)
     shape = _numbers(input_shape, "--input-shape") if input_shape else None
@@ -252,12 +253,13 @@ def fit(
     places += [(s.name, s.memory) for s in chosen if s.memory is not None]
     kept = fitting.RESERVE_GB if reserve is None else reserve
     kinds = {"training": [True], "serving": [False], "both": [True, False]}[what]
+    problem = cuda_problem()  # asked first: torch gives the reason only once a process, and the dry run would take it
     with progress() as tell:
         fits = []
         for training in kinds:
             tell(f"dry run, {'training' if training else 'serving'}")
             fits.append(fitting.measure_fit(spec, precision, optimizer, training))
-    checked = _checked(spec, precision, optimizer, batch, fits)
+    checked = _checked(spec, precision, optimizer, batch, fits, problem)
     answers = [
         {
             "gpu": name,
@@ -283,13 +285,11 @@ def fit(
     _show([_parts_table(model, fits, batch, checked), _fit_table(fits, answers, batch, kept, fitting.RESERVE_WHY)])
 
 
-def _checked(spec: ModelSpec, precision: str, optimizer: str, batch: int, fits: Sequence[Fit]) -> str:
+def _checked(spec: ModelSpec, precision: str, optimizer: str, batch: int, fits: Sequence[Fit], problem: str) -> str:
     """The training estimate against a real peak, where there is a GPU; else that it was not checked."""
-    from gpudiag.bench.device import cuda_problem
     from gpudiag.bench.fit import largest_batch, real_peak
 
     training = next((fit_ for fit_ in fits if fit_.what == "training"), None)
-    problem = cuda_problem()
     if training is None or problem:
         return f"not checked against a real run: {problem or 'training was not asked for'}"
     import torch
