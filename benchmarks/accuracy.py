@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("GPUDIAG_SHARED", ROOT.parent / "shared"))
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from cases import ALL  # noqa: E402
+from cases import ALL, FURTHER  # noqa: E402
 from cases.case import Case, faults, first_named, standing  # noqa: E402
 from cases.pairs import PAIRS, Pair  # noqa: E402
 from cases.traces import LABELS  # noqa: E402
@@ -127,10 +127,12 @@ def judged(source: str, case: Case, diagnosis: Diagnosis, first_if_any: tuple[st
 
 
 def of_cases(rules: RuleSet) -> Iterator[Judged]:
-    for case in ALL:
+    for case in ALL + FURTHER:
         built = case.build()
         timelines = built if isinstance(built, tuple) else (built,)
-        yield judged("case", case, diagnose_recordings(Recordings(timelines), rules))
+        yield judged(
+            "case" if case in ALL else "further fault", case, diagnose_recordings(Recordings(timelines), rules)
+        )
 
 
 def of_recordings(rules: RuleSet, traces: Path) -> Iterator[Judged]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cases import ALL, NOT_EXPRESSED
+from cases import ALL, FURTHER, NOT_EXPRESSED
 from cases.case import Case, faults
 from conftest import SHARED
 
@@ -22,7 +22,7 @@ def rules() -> Iterator[RuleSet]:
     yield load_rules()
 
 
-@pytest.mark.parametrize("case", ALL, ids=[case.id for case in ALL])
+@pytest.mark.parametrize("case", ALL + FURTHER, ids=[case.id for case in ALL + FURTHER])
 def test_the_true_cause_is_named_first_and_nothing_wrong_is_said(case: Case, rules: RuleSet) -> None:
     built = case.build()
     diagnosis = diagnose_recordings(Recordings(built if isinstance(built, tuple) else (built,)), rules)
@@ -32,7 +32,7 @@ def test_the_true_cause_is_named_first_and_nothing_wrong_is_said(case: Case, rul
 
 
 def test_rules_that_cases_name_exist(rules: RuleSet) -> None:
-    for case in ALL:
+    for case in ALL + FURTHER:
         for rule in (*case.first, *case.also, *case.silent):
             assert rule in rules.rules, f"{case.id}: {rule}"
 

@@ -19,6 +19,7 @@ from gpudiag.units import NS_PER_MS
 
 SHORT_NS = 10_000  # nsys-ai's and RULES.md C5's limit of a short kernel
 NARROW = re.compile(r"align[12](?!\d)", re.I)  # CUTLASS's alignment in elements; align16 is the widest, not align1
+# (simt kernels of cuBLAS are all align1, and an FP64 element is as wide as two FP32 ones: neither says anything of sizes.)
 # These take no tensor cores whatever the size: a matrix-vector product, and the sum of a split product's parts.
 NO_PRODUCT = re.compile(r"gemv|splitk_?reduce|dot_kernel", re.I)
 LAYOUT = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|transpose", re.I)
@@ -80,7 +81,12 @@ def _matrix_work(scope: Scope, table: KernelTable) -> Iterator[Value]:
             else:
                 yield value(name, number if name == "fp64_rate_ratio" else max(1.0, number), peaks.source)
     odd = [
-        m and (NARROW.search(n) is not None or (c.format == "half" and not c.tensor_cores and not NO_PRODUCT.search(n)))
+        m
+        and c.format != "fp64"
+        and (
+            (NARROW.search(n) is not None and "simt" not in n)
+            or (c.format == "half" and not c.tensor_cores and not NO_PRODUCT.search(n))
+        )
         for m, c, n in zip(matrix, table.classes, table.names, strict=True)
     ]
     yield value("odd_gemm_time", scope.per_step(table.time(odd)), "kernel names")

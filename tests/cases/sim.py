@@ -43,7 +43,7 @@ class Sim(Recorder):
 
     def __init__(self, operators: bool = True) -> None:
         super().__init__()
-        self.now = self.free = 1_000_000
+        self.now = self.free = 100 * S
         self.operators_too, self.next, self.steps = operators, 0, 0
         self.batches: list[tuple[int, ...]] = []
         self.step_rows: list[tuple[int, int, int]] = []
