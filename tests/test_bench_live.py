@@ -114,12 +114,12 @@ def test_one_model_gets_every_part_that_a_cpu_can_measure_and_the_rest_is_said(f
 
 
 def test_amp_agrees_with_eager_within_its_tolerance_and_a_broken_loss_is_counted(folder: Path) -> None:
-    found = run(folder, "--modes", "eager,amp", "--no-cpu-baseline")
+    found = run(folder, "--modes", "eager,amp", "--no-cpu-baseline", "--no-roofline")
     (model,) = found["models"]  # type: ignore[misc]
     amp = model["runs"][1]
     assert (amp["dtype"], amp["agreement"]["agrees"], amp["agreement"]["tolerance"]) == ("bf16", True, 0.05)
     assert amp["training"]["losses_not_finite"] == 0
-    found = run(folder, "--no-cpu-baseline", model="nan")
+    found = run(folder, "--no-cpu-baseline", "--no-roofline", model="nan")
     (model,) = found["models"]  # type: ignore[misc]
     training = model["runs"][0]["training"]
     assert (
@@ -128,7 +128,7 @@ def test_amp_agrees_with_eager_within_its_tolerance_and_a_broken_loss_is_counted
 
 
 def test_fp16_scales_the_loss_and_counts_skipped_steps(folder: Path) -> None:
-    found = run(folder, "--modes", "amp", "--amp-dtype", "fp16", "--no-cpu-baseline")
+    found = run(folder, "--modes", "amp", "--amp-dtype", "fp16", "--no-cpu-baseline", "--no-roofline")
     (model,) = found["models"]  # type: ignore[misc]
     (amp,) = model["runs"]
     assert amp["dtype"] == "fp16"
@@ -137,7 +137,7 @@ def test_fp16_scales_the_loss_and_counts_skipped_steps(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_compile_time_is_kept_apart_and_outputs_agree(folder: Path) -> None:
-    found = run(folder, "--modes", "compile", "--no-cpu-baseline")
+    found = run(folder, "--modes", "compile", "--no-cpu-baseline", "--no-roofline")
     (model,) = found["models"]  # type: ignore[misc]
     (compiled,) = model["runs"]
     if "outputs" in compiled["failed"]:
@@ -148,7 +148,9 @@ def test_compile_time_is_kept_apart_and_outputs_agree(folder: Path) -> None:
 
 
 def test_a_sweep_ends_at_out_of_memory_and_keeps_the_curve(folder: Path) -> None:
-    found = run(folder, "--sweep", "inference", "--sweep-largest", "16", "--no-cpu-baseline", model="broken")
+    found = run(
+        folder, "--sweep", "inference", "--sweep-largest", "16", "--no-cpu-baseline", "--no-roofline", model="broken"
+    )
     (model,) = found["models"]  # type: ignore[misc]
     (sweep,) = model["sweeps"]
     assert [point["batch"] for point in sweep["points"]] == [1, 2, 4, 7]
@@ -158,7 +160,7 @@ def test_a_sweep_ends_at_out_of_memory_and_keeps_the_curve(folder: Path) -> None
 
 
 def test_out_of_memory_in_one_part_leaves_the_others(folder: Path) -> None:
-    found = run(folder, "--batch", "8", "--no-cpu-baseline", model="broken")
+    found = run(folder, "--batch", "8", "--no-cpu-baseline", "--no-roofline", model="broken")
     (model,) = found["models"]  # type: ignore[misc]
     (mode,) = model["runs"]
     assert mode["failed"]["training"] == mode["failed"]["inference batch 8"] == "out of memory"
@@ -166,7 +168,7 @@ def test_out_of_memory_in_one_part_leaves_the_others(folder: Path) -> None:
 
 
 def test_a_process_that_the_system_kills_is_a_row_and_not_the_end(folder: Path) -> None:
-    found = run(folder, "--no-onnx", model="killed")
+    found = run(folder, "--no-onnx", "--no-roofline", model="killed")
     (model,) = found["models"]  # type: ignore[misc]
     assert model["runs"] == []
     assert "SIGKILL (most likely out of memory)" in model["failed"]["eager"]
@@ -174,13 +176,13 @@ def test_a_process_that_the_system_kills_is_a_row_and_not_the_end(folder: Path) 
 
 
 def test_a_function_that_returns_no_model_is_said_in_its_row(folder: Path) -> None:
-    found = run(folder, "--no-cpu-baseline", model="wrong")
+    found = run(folder, "--no-cpu-baseline", "--no-roofline", model="wrong")
     (model,) = found["models"]  # type: ignore[misc]
     assert model["failed"]["eager"] == "net:wrong returned int, not a torch.nn.Module"
 
 
 def test_a_sample_batch_of_the_user_s_own_is_taken(folder: Path) -> None:
-    found = run(folder, "--no-cpu-baseline", "--sample-batch", "net:batch_of", model="wide")
+    found = run(folder, "--no-cpu-baseline", "--no-roofline", "--sample-batch", "net:batch_of", model="wide")
     (model,) = found["models"]  # type: ignore[misc]
     assert model["runs"][0]["training"]["images_per_s"]["median"] > 0
 
@@ -191,14 +193,14 @@ def test_a_folder_of_images_is_loaded_and_decoded(folder: Path) -> None:
     for name in ("cats/a.png", "dogs/b.png"):
         (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 30), "red").save(folder / "images" / name)
-    found = run(folder, "--no-cpu-baseline", "--data", str(folder / "images"), "--workers", "1")
+    found = run(folder, "--no-cpu-baseline", "--no-roofline", "--data", str(folder / "images"), "--workers", "1")
     (model,) = found["models"]  # type: ignore[misc]
     assert model["runs"][0]["training"]["data"].startswith("folder: images decoded")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_the_onnx_export_agrees_with_torch_before_it_is_timed(folder: Path) -> None:
-    found = run(folder)
+    found = run(folder, "--threads", "1", "--no-roofline")
     (model,) = found["models"]  # type: ignore[misc]
     assert model["cpu"]["onnx"]["agrees"] is True
     assert "onnxruntime" in {run["runtime"] for run in model["cpu"]["runs"]}

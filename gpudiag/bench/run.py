@@ -115,6 +115,7 @@ def _job(plan_: Plan, spec: ModelSpec, task: str, device: str, threads: int, **m
 def _peaks(plan_: Plan, device: str, threads: int, gpus: Sequence[Any], doing: Doing, state: _State) -> Peaks | None:
     """From the data sheet where the table knows the GPU, else measured by a matrix product."""
     if "roofline" not in plan_.parts:
+        state.not_measured["roofline"] = "switched off (--no-roofline)"
         return None
     if device != "cpu":
         import torch

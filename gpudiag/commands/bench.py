@@ -94,6 +94,7 @@ UNFAIR = 3  # a check that failed is a gate that failed (DESIGN 7)
     "--cpu-baseline/--no-cpu-baseline", default=True, help="One thread, all threads, pinned instances, ONNX Runtime."
 )
 @click.option("--onnx/--no-onnx", default=True, help="ONNX Runtime in the CPU baseline (extra [onnx]).")
+@click.option("--roofline/--no-roofline", default=True, help="Share of the dense peak, and compute- or memory-bound.")
 @click.option(
     "--json", "json_", metavar="FILE|-", help="The result as JSON (schema gpudiag.bench/1); - prints only it."
 )
@@ -110,6 +111,7 @@ def bench(ctx: click.Context, /, **options: object) -> None:
     if ctx.invoked_subcommand is not None:
         return
     _require_torch()
+    from gpudiag.bench.measure import ALL_PARTS
     from gpudiag.bench.run import Plan
     from gpudiag.bench.run import bench as measure
 
@@ -121,6 +123,7 @@ def bench(ctx: click.Context, /, **options: object) -> None:
         quick=bool(options["quick"]),
         cpu=bool(options["cpu_baseline"]),
         onnx=bool(options["onnx"]),
+        parts=tuple(part for part in ALL_PARTS if part != "roofline" or options["roofline"]),
         sweep=str(options["sweep"] or ""),
         sweep_largest=int(str(options["sweep_largest"])),
     )
