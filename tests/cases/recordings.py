@@ -102,12 +102,12 @@ def foreign_bytes() -> Timeline:
     return _read("trace.json.gz", lambda path: path.write_bytes(gzip.compress(text)))
 
 
-def killed_midway() -> Timeline:
-    """Ctrl-C: a range that began and never ended, and a file cut off in the middle of an event."""
+def killed_midway(cut: bool) -> Timeline:
+    """Ctrl-C: a range that began and never ended, and perhaps a file cut off in the middle of an event."""
     trace = _trace()
     trace.raw('{"ph":"B","cat":"user_annotation","name":"epoch","pid":4711,"tid":4711,"ts":900.0,"args":{}}')
     text = trace.text()
-    return _read("trace.json", lambda path: path.write_text(text[: text.rindex('"traceName"') - 6]))
+    return _read("trace.json", lambda path: path.write_text(text[: text.rindex('"traceName"') - 6] if cut else text))
 
 
 def nsys(version: str = "2024.5.1.113", *, kernels: bool = True, ranges: bool = True) -> Timeline:
@@ -138,7 +138,8 @@ CASES = (
     Case("prof-negative-duration", rounded, silent=EVERYTHING, status="healthy"),
     Case("prof-bad-json", bad_escapes, silent=EVERYTHING, status="healthy"),
     Case("prof-non-utf8", foreign_bytes, silent=EVERYTHING, status="healthy"),
-    Case("prof-unfinished", killed_midway, silent=EVERYTHING, status="healthy"),
+    Case("prof-unfinished:range", lambda: killed_midway(False), silent=EVERYTHING, status="healthy"),
+    Case("prof-unfinished:file", lambda: killed_midway(True), silent=EVERYTHING, says=("incomplete",)),
     Case("prof-partial-stats", lambda: nsys(kernels=False), silent=EVERYTHING, status="cannot_judge"),
     Case("prof-nsys-silent-empty", no_gpu_rows, silent=EVERYTHING, status="cannot_judge", says=("no gpu activity",)),
     Case("prof-cupti-two-subscribers", lambda: window_dropped(0.7), silent=EVERYTHING, status="cannot_judge"),
