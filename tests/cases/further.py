@@ -122,6 +122,22 @@ def restarted() -> Timeline:
     return run.timeline(loader=loader_info(1), host=host())
 
 
+def uneven_stages() -> Timeline:
+    """Two devices of one program: the second has a third of the first one's work and no collective to wait in."""
+    run = Sim()
+    for _ in range(STEPS):
+        with run.step():
+            begin = run.now
+            train(run, 30 * MS)
+            for i in range(10):
+                run.next += 1
+                run.call(begin + i * 10 * US, begin + i * 10 * US + 4 * US, correlation=run.next)
+                run.kernel(
+                    begin + i * 3 * MS + MS, begin + i * 3 * MS + 2 * MS, TENSOR_GEMM, device=1, correlation=run.next
+                )
+    return run.timeline(host=host())
+
+
 def crowded() -> Timeline:
     run = Sim()
     for i in range(STEPS):
@@ -141,6 +157,7 @@ CASES = (
     Case("rule:loader_too_few_workers", lambda: loader(1, [40 * MS] * 20, [50 * MS] * 20), ("loader_too_few_workers",)),
     Case("rule:loader_workers_not_persistent", restarted, ("loader_workers_not_persistent",)),
     Case("rule:loader_too_many_workers", crowded, ("loader_too_many_workers",)),
+    Case("rule:gpus_uneven", uneven_stages, also=("gpus_uneven",)),
     Case("rule:small_copies", tiny_copies, ("small_copies",), silent=("sync_idle", "launch_bound")),
     Case("rule:warm_up_in_window", slow_first_steps, ("step_jitter",), ("warm_up_in_window",)),
     Case("rule:layout_conversions", lambda: kernels_beside(TRANSPOSE, 500 * US), ("layout_conversions",)),
