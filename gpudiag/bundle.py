@@ -3,7 +3,7 @@
 ```
 <bundle>/
   manifest.json            Manifest, below
-  <capture>/               one folder a capture pass: torch, nsys
+  <capture>/               one folder a capture pass: torch, nsys; with several rounds torch-1, nsys-1, torch-2, ...
     rank0.kineto.json.gz   torch.profiler's export of a rank      (torch pass)
     report.sqlite          nsys export                              (nsys pass; report.nsys-rep beside it)
     report.nsys.log        what nsys itself said
@@ -82,6 +82,23 @@ def read_bundle(path: Path) -> Bundle:
             f"{file}: schema {manifest.schema!r}, this gpudiag reads {SCHEMA!r}", "use the gpudiag that wrote it"
         )
     return Bundle(path, manifest)
+
+
+def rounds_of(bundle: Bundle) -> list[Bundle]:
+    """A bundle a round: the n-th usable capture of each recorder is of round n."""
+    by_kind: dict[str, list[int]] = {}
+    captures = bundle.manifest.captures
+    for index, capture in enumerate(captures):
+        if not capture.failed:
+            by_kind.setdefault(capture.kind, []).append(index)
+    most = max((len(indices) for indices in by_kind.values()), default=0)
+    if most < 2:
+        return [bundle]
+    rounds = []
+    for number in range(most):
+        chosen = tuple(captures[indices[number]] for indices in by_kind.values() if number < len(indices))
+        rounds.append(Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, captures=chosen)))
+    return rounds
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

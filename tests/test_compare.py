@@ -18,9 +18,9 @@ from test_html import CHROMIUM, FLAGS
 from test_markdown import foreign
 
 from gpudiag import comparison as contract
-from gpudiag.bundle import Bundle, CaptureInfo, Manifest, write_manifest
+from gpudiag.bundle import Bundle, CaptureInfo, Manifest, rounds_of, write_manifest
 from gpudiag.cli import main
-from gpudiag.commands._sides import load_side, rounds_of
+from gpudiag.commands._sides import load_side
 from gpudiag.compare import compare
 from gpudiag.diagnosis import Diagnosis, MetricValue, StepsInfo, to_json
 from gpudiag.errors import GpudiagError

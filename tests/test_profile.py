@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from gpudiag.bundle import read_bundle
+from gpudiag.commands._sides import load_side
 from gpudiag.commands.profile import TargetCommand, profile
+from gpudiag.diagnosis import from_json
 
 live = pytest.mark.live
 pytest.importorskip("torch")
@@ -307,3 +309,26 @@ def test_what_follows_the_target_is_never_taken_for_an_option(
     context = profile.make_context("profile", list(words))
     target = context.meta["gpudiag.target"]
     assert (target.kind, target.words) == (kind, rest)
+
+
+@live
+def test_several_rounds_leave_a_bundle_that_is_judged_by_the_median_one(train: Path, tmp_path: Path) -> None:
+    got = profiled([str(train), "40"], tmp_path, tmp_path, "--rounds", "3", "--warmup", "5", "--steps", "10")
+    assert (got.code, got.out) == (0, "done\n" * 3)
+    assert got.bundle is not None
+    captures = read_bundle(got.bundle).manifest.captures
+    assert [(c.name, c.kind) for c in captures] == [("torch-1", "torch"), ("torch-2", "torch"), ("torch-3", "torch")]
+    middle = sorted(captures, key=lambda capture: capture.recorded_step_ns or 0)[1]
+    said = [
+        warning for warning in from_json((got.bundle / "diagnosis.json").read_bytes()).warnings if "judged" in warning
+    ]
+    assert len(said) == 1
+    assert f"({middle.name}), the median by step time" in said[0]
+    assert [len(diagnosis.accounts) for diagnosis in load_side([got.bundle], lambda _text: None)] == [1, 1, 1]
+
+
+@live
+def test_a_script_that_fails_is_not_run_again(train: Path, tmp_path: Path) -> None:
+    got = profiled([str(train), "40", "20"], tmp_path, tmp_path, "--rounds", "3", "--warmup", "5", "--steps", "10")
+    assert got.code == 1
+    assert "ended with exit code 1: 2 of 3 runs left out" in got.err

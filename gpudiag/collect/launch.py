@@ -112,11 +112,12 @@ def run(
     *,
     before_signal: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Start an application and wait for it, passing signals on.
 
     before_signal runs before the first deadly signal is passed on (to let a recording be saved first); should_stop is
-    asked every 0.1 s and ends the application by SIGTERM. The first Ctrl-C leaves it all the time it needs; after the
+    asked every 0.1 s and ends the application by SIGTERM; meanwhile is called as often. The first Ctrl-C leaves it all the time it needs; after the
     second it is killed if it has not ended within a second, at the third at once.
     """
     began = time.monotonic()
@@ -131,6 +132,7 @@ def run(
                 killed_at = float("inf")
                 application.end()
             if info is None or info.si_signo == signal.SIGCHLD:
+                meanwhile()
                 if not stopped and should_stop():
                     stopped = True
                     application.send(signal.SIGTERM)

@@ -1,14 +1,15 @@
-"""From what the user typed to a bundle on disk: one pass over the application a recorder."""
+"""From what the user typed to a bundle on disk: one pass over the application a recorder and round."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +20,13 @@ from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, w
 from gpudiag.collect import launch, torch_profiler
 from gpudiag.collect.environment import describe, mask_command
 from gpudiag.collect.nvml import NvmlSampler
+from gpudiag.collect.watching import Watch
 from gpudiag.errors import GpudiagError
 
 FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 20 small steps and the log
+CAPTURE_FOLDER = re.compile(r"(torch|nsys)(-\d+)?")
 Tell = Callable[[str], None]
+Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives what shows a text until it is left
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,16 @@ class Plan:
     stop_after_capture: bool = False
     python: str | None = None
     force: bool = False
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One run of the application. name: of its folder; kind: torch | nsys; label: for people, "" when it is the only one."""
+
+    name: str
+    kind: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -48,16 +62,24 @@ class Ran:
     manifest: Manifest
 
 
-def record(plan: Plan, tell: Tell, env: Mapping[str, str] | None = None) -> Ran:
-    """Run the application once a recorder and leave a bundle with a manifest, whatever happens to the application.
+def record(
+    plan: Plan,
+    tell: Tell,
+    env: Mapping[str, str] | None = None,
+    *,
+    beside: Status = nullcontext,
+    working: Status = nullcontext,
+) -> Ran:
+    """Run the application once a recorder and round, and leave a bundle with a manifest, whatever happens to the application.
 
+    tell: lines that stay. beside: a status while the application runs; working: one while its recording is made ready.
     Raises GpudiagError before anything is started when it cannot be: no such script, no interpreter, no room, a folder in
     the way. The manifest is written after each pass, so that a killed gpudiag leaves what the earlier ones recorded.
     """
     env = dict(os.environ if env is None else env)
     python = _interpreter(plan)
     argv = _command(plan, python)
-    passes = _passes(plan.collectors)
+    passes = _passes(plan)
     _make_folder(plan)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     script = Path(plan.words[0]) if plan.kind == "script" else None
@@ -68,12 +90,18 @@ def record(plan: Plan, tell: Tell, env: Mapping[str, str] | None = None) -> Ran:
         started=started,
         exit_code=None,
         captures=(),
-        asked={"with": plan.collectors, "warmup": plan.warmup, "steps": plan.steps, "passes": list(passes)},
+        asked={
+            "with": plan.collectors,
+            "warmup": plan.warmup,
+            "steps": plan.steps,
+            "rounds": plan.rounds,
+            "passes": [each.name for each in passes],
+        },
         environment=describe(python, script, env),
     )
     code = 0
-    for number, kind in enumerate(passes):
-        capture, outcome = _pass(plan, kind, argv, env)
+    for number, each in enumerate(passes, 1):
+        capture, outcome = _pass(plan, each, argv, env, beside, working)
         code = 0 if outcome.stopped_by_us else outcome.exit_code
         notes = (f"ended by {', '.join(outcome.signals)}",) if outcome.signals else ()
         manifest = _with(manifest, capture, code, notes)
@@ -81,10 +109,14 @@ def record(plan: Plan, tell: Tell, env: Mapping[str, str] | None = None) -> Ran:
         for note in capture.notes:
             tell(note)
         if capture.failed:
-            tell(f"{kind}: {capture.failed}")
-        if outcome.signals and number + 1 < len(passes):
-            tell(f"interrupted: no second run for {passes[number + 1]}")
-            break
+            tell(f"{each.name}: {capture.failed}")
+        if number < len(passes):
+            if outcome.signals:
+                tell(f"interrupted: {len(passes) - number} of {len(passes)} runs left out")
+                break
+            if code and plan.rounds > 1:
+                tell(f"the script ended with exit code {code}: {len(passes) - number} of {len(passes)} runs left out")
+                break
     return Ran(code, manifest)
 
 
@@ -96,38 +128,56 @@ def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str,
     )
 
 
-def _pass(plan: Plan, kind: str, argv: list[str], env: Mapping[str, str]) -> tuple[CaptureInfo, launch.Outcome]:
-    folder = plan.bundle / kind
+def _pass(
+    plan: Plan, each: _Pass, argv: list[str], env: Mapping[str, str], beside: Status, working: Status
+) -> tuple[CaptureInfo, launch.Outcome]:
+    folder = plan.bundle / each.name
     folder.mkdir()
-    request = torch_profiler.Request(folder, kind, plan.warmup, plan.steps)
+    request = torch_profiler.Request(folder, each.kind, plan.warmup, plan.steps)
     inside = torch_profiler.environment(request, env)
     sampler = NvmlSampler(folder / "nvml.jsonl", env=env)
 
     def start() -> launch.Application:
         sampler.start()  # here, where signals are held: its thread must not be the one that takes them
-        if kind == "nsys":
+        if each.kind == "nsys":
             return _start_nsys(argv, folder, inside)
         return launch.spawn(argv, inside)
 
-    outcome = launch.run(
-        start,
-        before_signal=lambda: torch_profiler.save_recordings(folder),
-        should_stop=torch_profiler.captured(folder) if plan.stop_after_capture else lambda: False,
-    )
+    with beside() as show:
+        watch = Watch(folder, plan.steps)
+        outcome = launch.run(
+            start,
+            before_signal=lambda: torch_profiler.save_recordings(folder),
+            should_stop=torch_profiler.captured(folder) if plan.stop_after_capture else lambda: False,
+            meanwhile=lambda: show(each.label + watch.text()) if show else None,
+        )
     sampler.stop()
-    capture = torch_profiler.finish(folder, outcome, kind)
-    if kind == "nsys":
-        capture = _finish_nsys(capture, folder)
+    with working() as show:
+        if show:
+            show(f"{each.label}{'exporting the nsys report' if each.kind == 'nsys' else 'packing the trace'}")
+        capture = torch_profiler.finish(folder, outcome, each.kind)
+        if each.kind == "nsys":
+            capture = _finish_nsys(capture, folder)
     return capture, outcome
 
 
-def _passes(collectors: str) -> tuple[str, ...]:
-    """auto: nsys where it can see a GPU, else torch.profiler, which needs neither."""
-    if collectors != "auto":
-        return tuple(collectors.split(","))
-    from gpudiag.read.nsys_report import find_nsys
+def _passes(plan: Plan) -> tuple[_Pass, ...]:
+    """Every recorder once a round. auto: nsys where it can see a GPU, else torch.profiler, which needs neither."""
+    kinds = tuple(plan.collectors.split(","))
+    if plan.collectors == "auto":
+        from gpudiag.read.nsys_report import find_nsys
 
-    return ("nsys",) if find_nsys() is not None and _has_gpu() else ("torch",)
+        kinds = ("nsys",) if find_nsys() is not None and _has_gpu() else ("torch",)
+    many, total = plan.rounds > 1, plan.rounds * len(kinds)
+    return tuple(
+        _Pass(
+            f"{kind}-{round_ + 1}" if many else kind,
+            kind,
+            f"run {round_ * len(kinds) + position + 1}/{total}, {kind}: " if total > 1 else "",
+        )
+        for round_ in range(plan.rounds)
+        for position, kind in enumerate(kinds)
+    )
 
 
 def _has_gpu() -> bool:
@@ -176,9 +226,9 @@ def _make_folder(plan: Plan) -> None:
                     f"{bundle}: holds something other than a profile, which --force will not delete",
                     "choose another folder with -o",
                 )
-            for capture in ("torch", "nsys"):
-                if (bundle / capture).is_dir():
-                    shutil.rmtree(bundle / capture)
+            for folder in bundle.iterdir():
+                if folder.is_dir() and CAPTURE_FOLDER.fullmatch(folder.name):
+                    shutil.rmtree(folder)
             (bundle / MANIFEST).unlink()
             (bundle / "diagnosis.json").unlink(missing_ok=True)
         bundle.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.bundle import Bundle, is_bundle, read_bundle
+from gpudiag.bundle import Bundle, is_bundle, read_bundle, rounds_of
 from gpudiag.commands._common import Progress, is_diagnosis, load_diagnosis
 from gpudiag.diagnosis import Diagnosis
 
@@ -28,23 +28,6 @@ def load_side(paths: Sequence[Path], tell: Progress) -> list[Diagnosis]:
         else:
             found.append(_diagnose(path, tell))
     return found
-
-
-def rounds_of(bundle: Bundle) -> list[Bundle]:
-    """A bundle a round: the n-th usable capture of each recorder is of round n."""
-    by_kind: dict[str, list[int]] = {}
-    captures = bundle.manifest.captures
-    for index, capture in enumerate(captures):
-        if not capture.failed:
-            by_kind.setdefault(capture.kind, []).append(index)
-    most = max((len(indices) for indices in by_kind.values()), default=0)
-    if most < 2:
-        return [bundle]
-    rounds = []
-    for number in range(most):
-        chosen = tuple(captures[indices[number]] for indices in by_kind.values() if number < len(indices))
-        rounds.append(Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, captures=chosen)))
-    return rounds
 
 
 def _bundle_rounds(bundle: Bundle, tell: Progress) -> list[Diagnosis]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import click
 
+from gpudiag.commands._bottom_line import bottom_line
 from gpudiag.commands._common import (
     GATE_CANNOT_JUDGE,
     Outputs,
@@ -99,6 +100,14 @@ class TargetCommand(click.Command):
 @click.option(
     "--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Steps to record."
 )
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Runs of the whole script. The median one is judged; `compare` takes them all.",
+)
 @click.option("--stop-after-capture", is_flag=True, help="End the script (SIGTERM) once the window is saved.")
 @click.option(
     "--python",
@@ -117,6 +126,7 @@ def profile(
     folder: str | None,
     warmup: int | None,
     steps: int,
+    rounds: int,
     stop_after_capture: bool,
     python: str | None,
     force: bool,
@@ -154,8 +164,9 @@ def profile(
         stop_after_capture=stop_after_capture,
         python=python,
         force=force,
+        rounds=rounds,
     )
-    ran = record(plan, tell=_say)
+    ran = record(plan, _say, beside=bottom_line, working=progress)
     _flush_script_output()
     code = ran.exit_code
     if all(capture.failed for capture in ran.manifest.captures):
@@ -163,6 +174,7 @@ def profile(
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
     try:
         with progress() as tell:
+            tell("analysing")
             from gpudiag.pipeline import diagnose
 
             diagnosis = diagnose([bundle], progress=tell)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle
+from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle, rounds_of
 from gpudiag.errors import GpudiagError
 from gpudiag.read.many import read_files
 from gpudiag.read.one import KINDS, Progress, read_file
 from gpudiag.timeline import HostInfo, Kind, Source, Timeline
+from gpudiag.units import format_ns
 
 _RECORDING_NAMES = (".sqlite", ".json", ".json.gz", ".nsys-rep", ".qdrep", ".qdstrm", ".nvvp", ".nvprof")
 
@@ -66,7 +67,8 @@ def _from_folder(path: Path, progress: Progress) -> list[Timeline]:
 
 
 def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], list[str]]:
-    """The timelines of the capture that says most: GPU work first, nsys before torch where both have it.
+    """The timelines of the capture that says most: GPU work first, nsys before torch where both have it; of several rounds
+    the one with the median step.
 
     Records of our own (loader, steps, call sites) and NVML samples of the same capture are joined to each timeline.
     """
@@ -74,11 +76,11 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
     from gpudiag.read.nvml_samples import read_nvml_devices, read_nvml_samples
 
     warnings = list(bundle.manifest.warnings)
+    warnings += [f"{capture.name}: {capture.failed}" for capture in bundle.manifest.captures if capture.failed]
+    captures, choice = _median_round(bundle)
     tried: list[tuple[CaptureInfo, list[Timeline]]] = []
-    for capture in bundle.manifest.captures:
+    for capture in captures:
         warnings += [f"{capture.name}: {note}" for note in capture.notes]
-        if capture.failed:
-            warnings.append(f"{capture.name}: {capture.failed}")
         traces = [bundle.path / name for name in capture.files.get("trace", [])]
         logs = [bundle.path / name for name in capture.files.get("log", [])]
         timelines: list[Timeline] = []
@@ -111,7 +113,34 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
     for capture, timelines in tried:
         if capture is not best[0] and timelines:
             warnings.append(f"judged the {best[0].name} capture; the {capture.name} capture is in the bundle beside it")
-    return [_as_bundle(timeline, bundle) for timeline in best[1]], warnings
+    return [_as_bundle(timeline, bundle) for timeline in best[1]], [*warnings, *choice]
+
+
+def _median_round(bundle: Bundle) -> tuple[tuple[CaptureInfo, ...], tuple[str, ...]]:
+    """The captures of the round whose step takes the median time (of two middle ones the faster), and a line that says so."""
+    rounds = rounds_of(bundle)
+    if len(rounds) < 2:
+        return bundle.manifest.captures, ()
+    timed = sorted((time, number) for number, part in enumerate(rounds) if (time := _step_ns(part)))
+    number = timed[(len(timed) - 1) // 2][1] if timed else 0
+    captures = rounds[number].manifest.captures
+    judged = f"judged round {number + 1} of {len(rounds)} ({', '.join(capture.name for capture in captures)})"
+    if not timed:
+        return captures, (f"{judged}: no round has timed steps, so none is the median",)
+    shortest, longest = timed[0][0], timed[-1][0]
+    times = ", ".join(format_ns(time) for time, _ in sorted(timed, key=lambda item: item[1]))
+    spread = (longest - shortest) / timed[(len(timed) - 1) // 2][0]
+    return captures, (
+        f"{judged}, the median by step time: the rounds took {times} a step, a spread of {100 * spread:.0f} %",
+    )
+
+
+def _step_ns(part: Bundle) -> int | None:
+    """A round's step time: as it was recorded, since that is what is judged; else outside the recording."""
+    for capture in part.manifest.captures:
+        if time := capture.recorded_step_ns or capture.plain_step_ns:
+            return time
+    return None
 
 
 def _worth(capture: CaptureInfo, timelines: Sequence[Timeline]) -> tuple[int, int, int]:
