@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from gpudiag.bench.models import ModelSpec
 from gpudiag.bench.result import CpuRun, FlopCount, MeasuringRules, Mode, ModeResult, OnnxCheck, Roofline, SweepPoint
 from gpudiag.bench.roofline import Peaks
 from gpudiag.errors import GpudiagError
@@ -36,6 +37,10 @@ class Job(msgspec.Struct, frozen=True):
     cores: tuple[int, ...] = ()
     what: str = ""
     sizes: tuple[int, ...] = ()
+
+
+def spec_of(job: Job) -> ModelSpec:
+    return ModelSpec(job.model, job.input_shape, job.sample_batch)
 
 
 class Answer(msgspec.Struct, frozen=True):
