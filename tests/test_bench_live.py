@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 
+from gpudiag.bench.device import cuda_problem
 from gpudiag.bench.onnx_cpu import missing
 
 pytestmark = pytest.mark.live
@@ -207,9 +208,7 @@ def test_the_onnx_export_agrees_with_torch_before_it_is_timed(folder: Path) -> N
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(folder: Path) -> None:
-    import torch
-
-    if torch.cuda.is_available():
+    if not cuda_problem():
         pytest.skip("there is a GPU")
     said = run(folder, "--device", "cuda", code=1)["stderr"]
     assert "--device cuda" in str(said) and "next:" in str(said)
