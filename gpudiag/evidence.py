@@ -18,6 +18,8 @@ UNTRUSTED_SLOWDOWN = 1.15  # RULES.md O7, nsys-ai: 15 % is contaminated
 NOTABLE_SLOWDOWN = 1.05
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
+LOST_ROWS = 0.05  # a twentieth of the rows gone moves shares by more than the smallest finding
+UNTRUSTED_SKEW = 0.10  # then the host's side cannot be laid against the device's
 SKEW_SHARE = 0.01  # share of kernels that start before their launch call began
 
 Values = Mapping[str, Metric | Missing]
@@ -32,6 +34,13 @@ def number(values: Values, name: str) -> float | None:
 def cannot_judge(scope: Scope, values: Values) -> str:
     """Why nothing can be said of this scope, as a clause with numbers; "" when it can be judged."""
     timeline = scope.timeline
+    if timeline.incomplete:
+        return f"{timeline.incomplete}, and the missing part may be any of it"
+    lost_rows = max(
+        (repair for repair in timeline.repairs if repair.lost), key=lambda r: r.count / max(1, r.total), default=None
+    )
+    if lost_rows is not None and lost_rows.count > LOST_ROWS * lost_rows.total:
+        return f"{lost_rows.count} of {lost_rows.total} rows of the recording were lost: {lost_rows.what}"
     if scope.ops is None:
         calls = timeline.api_calls
         launched = int(scope.names.rows(calls.name, LAUNCH).sum()) if calls is not None else 0
@@ -48,6 +57,11 @@ def cannot_judge(scope: Scope, values: Values) -> str:
     lost = number(values, "launches_missing_share")
     if lost is not None and lost > 0.5:
         return f"{format_percent(lost)} of the launched work has no GPU record: busy time is a lower bound far off"
+    skewed = clock_skew(scope)
+    if skewed > UNTRUSTED_SKEW:
+        return (
+            f"{format_percent(skewed)} of the kernels start before their launch call: CPU and GPU clocks do not agree"
+        )
     return ""
 
 
@@ -55,6 +69,8 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
     """One sentence for each thing that limits what can be said of this scope."""
     timeline = scope.timeline
     yield from timeline.warnings
+    if timeline.incomplete:
+        yield f"{timeline.incomplete}; the figures are those of what could be read"
     for repair in timeline.repairs:
         yield f"{repair.count} of {repair.total} rows: {repair.what}"
     if 0 < len(scope.all_steps) < MIN_STEPS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from gpudiag.diagnosis import (
     SCHEMA,
     AccountInfo,
     Diagnosis,
+    Finding,
     KernelRow,
     MetricValue,
     NotJudged,
@@ -32,7 +33,7 @@ from gpudiag.metrics.texts import texts_of
 from gpudiag.read import Recordings, open_recordings
 from gpudiag.rules import Judgement, Outcome, RuleSet, judge, load_rules, merge
 from gpudiag.savings import with_estimates
-from gpudiag.scope import Scope, scopes_of
+from gpudiag.scope import Scope, room_of, scopes_of, working
 from gpudiag.timeline import Kind
 from gpudiag.units import format_ns
 from gpudiag.verdict import verdict_of
@@ -69,10 +70,15 @@ def diagnose_recordings(
     facts = run_facts(scopes)
     tell("judging")
     values = [measure(scope, facts) for scope in scopes]
-    main = _main_scope(scopes)
+    judgeable = working(scopes)
+    main = _main_scope(scopes, values, judgeable)
     scope, metrics = scopes[main], values[main]
     judged = merge(
-        [_judge(rules, each, known, facts) for each, known in zip(scopes, values, strict=True)],
+        [
+            _judge(rules, each, known, facts, judgeable)
+            for each, known in zip(scopes, values, strict=True)
+            if any(each is one for one in judgeable) or each is scope
+        ],
         scope.account.total // scope.count,
     )
     timeline = scope.timeline
@@ -98,7 +104,7 @@ def diagnose_recordings(
     )
 
 
-def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Judgement:
+def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts, others: Sequence[Scope]) -> Judgement:
     count = scope.count
     judged = judge(
         rules,
@@ -112,7 +118,27 @@ def _judge(rules: RuleSet, scope: Scope, metrics: Values, facts: RunFacts) -> Ju
     reason = cannot_judge(scope, metrics)
     if reason:
         return _withheld(judged, rules, reason)
-    return replace(judged, findings=with_estimates(judged.findings, rules, scope, metrics))
+    findings = with_estimates(judged.findings, rules, scope, metrics)
+    return replace(judged, findings=tuple(_within_room(findings, rules, scope, others)))
+
+
+def _within_room(
+    findings: Sequence[Finding], rules: RuleSet, scope: Scope, others: Sequence[Scope]
+) -> Iterator[Finding]:
+    """No device's idle time can be won back below the time for which another device of the run has work of its own."""
+    room = room_of(scope, others)
+    step = scope.account.total / scope.count
+    for finding in findings:
+        idle = any(part.startswith(("idle.", "*")) for part in finding.parts)
+        if not idle or finding.share <= room:
+            yield finding
+            continue
+        severity = rules.rules[finding.rule].severity.of(room)
+        if severity is None:
+            continue
+        bound = min(finding.bound_ns, int(room * step))
+        estimate = None if finding.estimate_ns is None else min(finding.estimate_ns, bound)
+        yield msgspec.structs.replace(finding, bound_ns=bound, estimate_ns=estimate, share=room, severity=severity)
 
 
 def _withheld(judged: Judgement, rules: RuleSet, reason: str) -> Judgement:
@@ -134,14 +160,16 @@ def _withheld(judged: Judgement, rules: RuleSet, reason: str) -> Judgement:
     )
 
 
-def _main_scope(scopes: Sequence[Scope]) -> int:
-    """The device whose metrics and steps the report shows: the one with the least compute in its window (the most to win);
-    between equals the first."""
+def _main_scope(scopes: Sequence[Scope], values: Sequence[Values], judgeable: Sequence[Scope]) -> int:
+    """The device whose metrics and steps the report shows: of those that work and can be judged the one with the least
+    compute in its window (the most to win); between equals the first."""
 
-    def lost(scope: Scope) -> float:
-        return 1 - scope.parts.get("compute", 0) / max(1, scope.account.total)
+    def rank(i: int) -> tuple[bool, bool, float, int]:
+        scope = scopes[i]
+        lost = 1 - scope.parts.get("compute", 0) / max(1, scope.account.total)
+        return any(scope is one for one in judgeable), not cannot_judge(scope, values[i]), round(lost, 3), -i
 
-    return max(range(len(scopes)), key=lambda i: (scopes[i].ops is not None, round(lost(scopes[i]), 3), -i))
+    return max(range(len(scopes)), key=rank)
 
 
 def _steps_info(scope: Scope) -> StepsInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
 from gpudiag.diagnosis import DeviceFigures
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
-from gpudiag.host import EVAL, HostWork, Launches, Names, host_work, join_launches, named, of_processes
+from gpudiag.host import EVAL, STALL_NS, HostWork, Launches, Names, host_work, join_launches, named, of_processes
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
 from gpudiag.steps import MIN_STEPS, find_steps
@@ -59,6 +59,14 @@ class Scope:
     @cached_property
     def parts(self) -> dict[str, int]:
         return self.account.parts
+
+    @property
+    def own_work(self) -> float:
+        """Share of the window in which the device does work of its own: kernels, copies, memsets; waiting in collectives is none."""
+        mine = sum(
+            ns for part, ns in self.parts.items() if part.startswith(("compute", "copy_exposed", "memset_exposed"))
+        )
+        return mine / max(1, self.account.total)
 
     @cached_property
     def in_window(self) -> slice | npt.NDArray[np.intp]:
@@ -107,11 +115,44 @@ class Scope:
         """timeline.cpu_ops of the processes that work on this device."""
         return of_processes(self.timeline.cpu_ops, self._processes)
 
+    @property
+    def before_first(self) -> Intervals:
+        """The window before the first recorded operation of the device: see account.device_account."""
+        assert self.layers is not None
+        return (
+            self.window.clip(int(self.window.start[0]), int(self.layers.busy.start[0]))
+            if len(self.window)
+            else self.window
+        )
+
+    @property
+    def idle_while_queued(self) -> Intervals:
+        """Idle time of the window in which launched work had not started (HostWork.stalled), in pieces of at least STALL_NS."""
+        assert self.host is not None
+        return self.idle.intersect(self.host.stalled).at_least(STALL_NS)
+
     @cached_property
     def idle(self) -> Intervals:
         """Idle time of the device in the window."""
         assert self.layers is not None
         return self.window.subtract(self.layers.busy)
+
+
+IDLE_DEVICE = 0.1  # a device with under a tenth of the busiest one's work takes no part in the run's speed
+
+
+def working(scopes: Sequence[Scope]) -> list[Scope]:
+    """The devices that have a real share of the work; the host scopes of runs without GPU work where there is no other."""
+    on_gpu = [scope for scope in scopes if scope.ops is not None]
+    if not on_gpu:
+        return list(scopes)
+    most = max(scope.own_work for scope in on_gpu)
+    return [scope for scope in on_gpu if scope.own_work >= IDLE_DEVICE * most]
+
+
+def room_of(scope: Scope, others: Sequence[Scope]) -> float:
+    """Share of the step that is left beside the busiest other device's own work: all that idle time here can be worth."""
+    return 1 - max((one.own_work for one in others if one is not scope and one.ops is not None), default=0.0)
 
 
 def scopes_of(timeline: Timeline) -> Iterator[Scope]:

@@ -311,11 +311,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Repair:
-    """Rows that could not be taken as recorded: `what` in words, how many, and out of how many."""
+    """Rows that could not be taken as recorded: `what` in words, how many, and out of how many. lost: they were left out."""
 
     what: str
     count: int
     total: int
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -327,6 +328,8 @@ class Timeline:
     with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
     observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
     optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records.
+    incomplete: why an unknown part of the recording is missing (a file cut short), "" when it is whole. Recorders do not
+    write in the order of time, so what is left is no shorter recording but one with holes.
     """
 
     source: Source
@@ -353,6 +356,7 @@ class Timeline:
     with_stack: bool = False
     observer_slowdown: float | None = None
     repairs: tuple[Repair, ...] = ()
+    incomplete: str = ""
     diagnostics: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
 from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
 from gpudiag.rules import Judgement
-from gpudiag.scope import Scope
+from gpudiag.scope import Scope, room_of, working
 from gpudiag.units import format_ns, format_percent, format_rate
 
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
@@ -59,46 +59,47 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     reason = cannot_judge(scope, metrics)
     if reason or "not_enough_evidence" in {f.rule for f in judged.findings}:
         return Verdict("cannot_judge", "none", f"Cannot judge: {reason or _gate_text(judged)}.")
-    scopes = [one for one in scopes if (one.ops is None) == (scope.ops is None)]  # a host's account is no device's
-    total = max(1, sum(s.account.total for s in scopes))
-    lost: dict[BoundBy, int] = {}
-    for one in scopes:
-        for part, ns in one.parts.items():
-            if part in OWNER:
-                lost[OWNER[part]] = lost.get(OWNER[part], 0) + ns
-    unknown = lost.pop("none", 0)
-    recorded = dict(lost)
+    everything = scopes
+    scopes = [one for one in working(scopes) if (one.ops is None) == (scope.ops is None)] or [scope]
+    shares = average_shares(scopes)
+    recorded = _by_owner(shares)
+    lost = _by_owner(winnable_shares(scopes))
+    unknown = recorded.pop("none", 0.0)
+    lost.pop("none", None)
     slowdown = max(1.0, number(metrics, "observer_slowdown") or 1.0) if scope.ops is not None else 1.0
-    _take_off(lost, int(total * (1 - 1 / slowdown)))
+    lost = _less_recording(lost, slowdown)
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
-        return _host_verdict(scopes, scope, ranked, judged, total)
-    busy = 1 - sum(ns for s in scopes for p, ns in s.parts.items() if p.startswith("idle.")) / total
-    compute = sum(s.parts.get("compute", 0) for s in scopes) / total
-    owner, ns = ranked[0] if ranked else ("none", 0)
-    share = ns / total
+        return _host_verdict(scopes, scope, ranked, judged)
+    busy = 1 - _mean(
+        sum(ns for p, ns in s.parts.items() if p.startswith("idle.")) / max(1, s.account.total) for s in scopes
+    )
+    compute = _mean(s.parts.get("compute", 0) / max(1, s.account.total) for s in scopes)
+    owner, share = ranked[0] if ranked else ("none", 0.0)
     what = f"the GPU{'s are' if len(scopes) > 1 else ' is'} busy {format_percent(busy)} of the time"
     if slowdown >= UNTRUSTED_SLOWDOWN:
         what += f" ({format_percent(min(1.0, busy * slowdown))} without what recording added)"
+    what += _idle_devices(everything, scopes)
     step = _per_step(scope)
     hints = [f for f in judged.findings if f.step == "compute" and f.severity != "info" and not f.caused_by]
     late = _late(facts, owner)
-    blind = (
-        f"; {format_percent(unknown / total)} is idle for causes that this recording does not show"
-        if unknown / total >= LOSS
-        else ""
-    )
-    profiler = sum(s.parts.get("idle.profiler", 0) for s in scopes) / total
+    blind = _blind(scopes, unknown)
+    profiler = shares.get("idle.profiler", 0.0)
     if profiler >= LOSS:
         blind += f"; {format_percent(profiler)} is idle for the recorder's own work"
     if share >= LOSS:
-        detail = _detail(owner, scopes, metrics, share)
-        if format_percent(recorded[owner] / total) != format_percent(share):
-            detail += f" ({format_percent(recorded[owner] / total)} as recorded, less what recording added)"
-        known = " as far as the recording shows" if unknown > ns else ""
+        added = recorded[owner] - _less_recording(recorded, slowdown)[owner]
+        detail = _detail(owner, scopes, metrics, recorded[owner] - added)
+        if format_percent(recorded[owner]) != format_percent(recorded[owner] - added):
+            detail += f" ({format_percent(recorded[owner])} as recorded, less what recording added)"
+        known = " as far as the recording shows" if unknown > share else ""
         headline = f"Bound by {owner}{known}: {detail}{late}; {what}{blind}."
-        return Verdict("bottleneck", owner, headline, _margin(ranked, total))
-    if unknown / total >= LOSS or profiler >= LOSS:
+        stated = _less_recording(recorded, slowdown)
+        return Verdict("bottleneck", owner, headline, _margin([(name, stated[name]) for name, _ in ranked]))
+    uneven = _uneven(scopes, everything, judged)
+    if uneven:
+        return Verdict("bottleneck", "compute", f"Bound by {uneven}; {what}{blind}.")
+    if unknown >= LOSS or profiler >= LOSS:
         return Verdict("bottleneck", "none", f"{what[0].upper()}{what[1:]}{blind}.")
     powers = [f for f in judged.findings if f.category == "power" and f.severity != "info" and not f.caused_by]
     if powers and (not hints or powers[0].bound_ns >= hints[0].bound_ns):
@@ -107,16 +108,117 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     if hints:
         headline = f"Bound by compute: {what}, kernels run {format_percent(compute)} of it; {_lower(hints[0])}."
         return Verdict("bottleneck", "compute", headline)
+    others = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category in _BOUND_BY]
+    if others:  # on one of several devices, where the average hides it
+        first = others[0]
+        bound: BoundBy = _BOUND_BY[first.category]
+        return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)} ({_places(first)}); {what}.")
     return Verdict("healthy", "none", f"Healthy: {what}, and no cause costs {format_percent(LOSS)} of {step}.")
 
 
-def _take_off(lost: dict[BoundBy, int], added: int) -> None:
-    """Take what recording added to the steps off the owners that it falls on: launches first, other host code then."""
+_BOUND_BY: dict[str, BoundBy] = {
+    name: name for name in ("input", "transfer", "launch", "sync", "communication", "memory", "host")
+}
+
+
+def _places(finding: Finding) -> str:
+    return ", ".join(f"rank {rank}, GPU {device}" for rank, device in finding.devices)
+
+
+def average_shares(scopes: Sequence[Scope]) -> dict[str, float]:
+    """The share of each part, averaged over the devices, so that a long recording of one rank does not outweigh another's."""
+    return _averaged(scopes, [1.0] * len(scopes))
+
+
+def winnable_shares(scopes: Sequence[Scope]) -> dict[str, float]:
+    """Likewise, with the idle time of each device up to the room that the others leave: what one must work, another may wait."""
+    scales = []
+    for scope in scopes:
+        idle = sum(ns for part, ns in scope.parts.items() if part.startswith("idle.")) / max(1, scope.account.total)
+        scales.append(min(1.0, room_of(scope, scopes) / idle) if idle else 1.0)
+    return _averaged(scopes, scales)
+
+
+def _averaged(scopes: Sequence[Scope], idle_scales: Sequence[float]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for scope, scale in zip(scopes, idle_scales, strict=True):
+        for part, ns in scope.parts.items():
+            share = ns / max(1, scope.account.total) * (scale if part.startswith("idle.") else 1.0)
+            shares[part] = shares.get(part, 0.0) + share / len(scopes)
+    return shares
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+def _label(scope: Scope, scopes: Sequence[Scope]) -> str:
+    return f"rank {scope.rank}" if len({one.rank for one in scopes}) > 1 else f"GPU {scope.device}"
+
+
+def _idle_devices(everything: Sequence[Scope], scopes: Sequence[Scope]) -> str:
+    idle = [one for one in everything if one.ops is not None and not any(one is mine for mine in scopes)]
+    if not idle:
+        return ""
+    names = ", ".join(_label(one, everything) for one in idle)
+    return f"; {names} {'has' if len(idle) == 1 else 'have'} almost no work"
+
+
+def _uneven(scopes: Sequence[Scope], everything: Sequence[Scope], judged: Judgement) -> str:
+    """The busiest device, where the rule on uneven GPUs fired; "" elsewhere."""
+    if not any(finding.rule == "gpus_uneven" and not finding.caused_by for finding in judged.findings):
+        return ""
+    busiest = max(scopes, key=lambda one: one.own_work)
+    others = [one for one in everything if one.ops is not None and one is not busiest]
+    least = min(others, key=lambda one: one.own_work)
+    if busiest.own_work < BUSY_TARGET:
+        return ""
+    return (
+        f"compute on {_label(busiest, everything)}: it works {format_percent(busiest.own_work)} of the time and "
+        f"{_label(least, everything)} {format_percent(least.own_work)}, so the load is uneven"
+    )
+
+
+def _blind(scopes: Sequence[Scope], unknown: float) -> str:
+    """What is idle for no cause that was recorded, told apart by what is known of it."""
+    if unknown < LOSS:
+        return ""
+    said = []
+    if len(scopes) == 1:
+        total = max(1, scopes[0].account.total)
+        early, stalled = scopes[0].before_first.total() / total, scopes[0].idle_while_queued.total() / total
+        if early >= 0.5 * unknown:
+            said.append(f"{format_percent(early)} lies before the first recorded GPU work")
+            unknown -= early
+        elif stalled >= 0.5 * unknown:
+            said.append(
+                f"{format_percent(stalled)} is idle although work is queued: it waits for another stream or GPU, or for "
+                f"work that the recording lost"
+            )
+            unknown -= stalled
+    if unknown >= LOSS:
+        said.append(f"{format_percent(unknown)} is idle for causes that this recording does not show")
+    return "".join(f"; {clause}" for clause in said)
+
+
+def _by_owner(shares: dict[str, float]) -> dict[BoundBy, float]:
+    owned: dict[BoundBy, float] = {}
+    for part, share in shares.items():
+        if part in OWNER:
+            owned[OWNER[part]] = owned.get(OWNER[part], 0.0) + share
+    return owned
+
+
+def _less_recording(lost: dict[BoundBy, float], slowdown: float) -> dict[BoundBy, float]:
+    """Without what recording added to the steps, which falls on launches first and other host code then."""
+    left, added = dict(lost), 1 - 1 / slowdown
     for owner in ("launch", "host"):
-        if owner in lost:
-            part = min(lost[owner], added)
-            lost[owner] -= part
+        if owner in left:
+            part = min(left[owner], added)
+            left[owner] -= part
             added -= part
+    return left
 
 
 def _gate_text(judged: Judgement) -> str:
@@ -185,20 +287,22 @@ def _late(facts: RunFacts, owner: BoundBy) -> str:
     return f", and rank{'s' if len(facts.late_ranks) > 1 else ''} {ranks} arrive{'' if len(facts.late_ranks) > 1 else 's'} last"
 
 
-def _margin(ranked: Sequence[tuple[BoundBy, int]], total: int) -> str:
+def _margin(ranked: Sequence[tuple[BoundBy, float]]) -> str:
+    """Two owners within THIN of each other are a near tie."""
     if len(ranked) < 2:
         return ""
     (first, most), (second, next_most) = ranked[0], ranked[1]
-    if (most - next_most) / total >= THIN or next_most / total < LOSS:
+    if most - next_most >= THIN or next_most < LOSS:
         return ""
-    return f"{first} ({format_percent(most / total)}) and {second} ({format_percent(next_most / total)}) are close"
+    return f"{first} ({format_percent(most)}) and {second} ({format_percent(next_most)}) are close"
 
 
 def _host_verdict(
-    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, int]], judged: Judgement, total: int
+    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, float]], judged: Judgement
 ) -> Verdict:
+    shares = average_shares(scopes)
     work, other = (
-        sum(one.parts.get(f"host.{phase}", 0) for one in scopes for phase in phases) / total
+        sum(shares.get(f"host.{phase}", 0.0) for phase in phases)
         for phases in (("forward", "backward", "optimizer", "framework", "h2d"), ("other",))
     )
     step = _per_step(scope)
@@ -214,16 +318,16 @@ def _host_verdict(
         causes = [f for f in causes if f.parts != ("host.other",)]
         if not causes and other > 0.5:
             return Verdict("cannot_judge", "none", f"Cannot judge: no steps are known, and {computing}.")
-    owner, ns = ranked[0] if ranked else ("none", 0)
+    owner, share = ranked[0] if ranked else ("none", 0.0)
     if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
         others = [item for item in ranked if item[0] != "host"]
-        owner, ns = others[0] if others else ("none", 0)
-    if owner != "none" and ns / total >= LOSS and causes:
+        owner, share = others[0] if others else ("none", 0.0)
+    if owner != "none" and share >= LOSS and causes:
         return Verdict(
             "bottleneck",
             owner,
-            f"Bound by {owner}: {WORDS[owner]} takes {format_percent(ns / total)} of {step}; {computing}.",
-            _margin(ranked, total),
+            f"Bound by {owner}: {WORDS[owner]} takes {format_percent(share)} of {step}; {computing}.",
+            _margin(ranked),
         )
     if causes:
         first = causes[0]

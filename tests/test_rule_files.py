@@ -227,7 +227,7 @@ def test_the_rule_that_the_readme_adds_works(tmp_path: Path) -> None:
 
 FIRED_BY_RECORDINGS = {
     "attention_unfused", "blocking_copy", "compile_off", "cpu_ops_in_step", "device_copies", "elementwise_bound",
-    "exposed_communication", "exposed_copy", "gpu_idle", "gpus_uneven", "hot_kernel", "large_readback", "launch_bound",
+    "exposed_communication", "exposed_copy", "gpu_idle", "hot_kernel", "large_readback", "launch_bound",
     "loader_wait", "loader_workers_zero", "long_gaps", "low_comm_overlap", "not_enough_evidence", "odd_shapes",
     "pageable_h2d", "small_copies", "straggler_rank", "sync_idle", "tensor_cores_unused", "wait_is_a_copy",
     "waits_in_collectives",

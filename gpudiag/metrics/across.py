@@ -32,7 +32,7 @@ class RankWait:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """devices: with work; busy_spread over them, None with one. stragglers: by rank, empty when it cannot be told.
+    """devices: with work; busy_spread of their own work (no collectives) over them, None with one. stragglers: by rank, empty when it cannot be told.
 
     late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first;
     none where that is most of the ranks, which then take turns. latest_share: of the time that ranks waited
@@ -55,10 +55,7 @@ class RunFacts:
 def run_facts(scopes: Sequence[Scope]) -> RunFacts:
     """Facts over all scopes of an analysis."""
     on_gpu = [scope for scope in scopes if scope.ops is not None]
-    busy = [
-        1 - sum(ns for part, ns in s.parts.items() if part.startswith("idle.")) / max(1, s.account.total)
-        for s in on_gpu
-    ]
+    busy = [scope.own_work for scope in on_gpu]
     spread = max(busy) - min(busy) if len(busy) > 1 else None
     ranks = {scope.rank: scope for scope in on_gpu}
     if len(ranks) < 2 or len(ranks) != len(on_gpu):

@@ -42,6 +42,8 @@ def measure(scope: Scope) -> Iterator[Value]:
         for name in (
             "gpu_busy",
             "gpu_idle",
+            "idle_before_first",
+            "idle_queued",
             "long_gap_time",
             "long_gap_steps",
             "compute_capability",
@@ -72,6 +74,8 @@ def _device(scope: Scope) -> Iterator[Value]:
     idle = sum(ns for part, ns in parts.items() if part.startswith("idle."))
     yield value("gpu_busy", 1 - idle / max(1, total), "account")
     yield value("gpu_idle", scope.per_step(idle), "account")
+    yield value("idle_before_first", scope.per_step(scope.before_first.total()), "account")
+    yield value("idle_queued", scope.per_step(scope.idle_while_queued.total()), "account")
     copies = {part: ns for part, ns in parts.items() if part.startswith("copy_exposed.")}
     yield value("copy_exposed", scope.per_step(sum(copies.values())), "account")
     link = sum(copies.get(f"copy_exposed.{kind}", 0) for kind in ("h2d", "d2h", "other"))

@@ -16,6 +16,19 @@ BUSY = (
         "NVML's utilisation, or how well the SMs are used",
     ),
     M("gpu_idle", "ns", "time without any work on the device, a step; the sum of the idle parts", source=_ACCOUNT),
+    M(
+        "idle_before_first",
+        "ns",
+        "of idle_unknown, the part before the first recorded operation, a step: work launched before the recording may have run",
+        source=_ACCOUNT,
+    ),
+    M(
+        "idle_queued",
+        "ns",
+        "of idle_unknown, the part in which launched work had waited 100 us and more to start, a step",
+        "launch latency",
+        _ACCOUNT,
+    ),
     M("long_gap_time", "ns", "idle gaps of at least max(1 ms, 5 % of the step), a step"),
     M("long_gap_steps", "count", "steps that hold such a gap (without steps: such gaps)"),
     M(
@@ -25,7 +38,12 @@ BUSY = (
     ),
     M("kernels_total", "count", "kernels in the window, communication included"),
     M("devices", "count", "devices with work in the recording"),
-    M("busy_spread", "ratio", "highest - lowest gpu_busy over the devices of the run", "imbalance inside a device"),
+    M(
+        "busy_spread",
+        "ratio",
+        "highest - lowest share of the window with work of the device's own (kernels, copies, memsets) over the devices of the run; waiting in collectives is none",
+        "imbalance inside a device",
+    ),
     M(
         "sm_active",
         "ratio",

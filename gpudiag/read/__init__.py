@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle, rounds_of
 from gpudiag.errors import GpudiagError
 from gpudiag.read.many import read_files
@@ -75,6 +77,7 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
     from gpudiag.read.loader_log import attach, read_process_log
     from gpudiag.read.nvml_samples import read_nvml_devices, read_nvml_samples
 
+    bundle = _with_unlisted(bundle)
     warnings = list(bundle.manifest.warnings)
     warnings += [f"{capture.name}: {capture.failed}" for capture in bundle.manifest.captures if capture.failed]
     captures, choice = _median_round(bundle)
@@ -105,7 +108,7 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
         tried.append((capture, timelines))
     best = max(tried, key=lambda item: _worth(item[0], item[1]), default=None)
     if best is None or not best[1]:
-        reasons = "; ".join(warnings) or "the run ended before anything was recorded"
+        reasons = "; ".join(warnings) or "the run ended, or gpudiag did, before anything was recorded"
         raise GpudiagError(
             f"{bundle.path}: the bundle holds no recording ({reasons})",
             "profile the script again, with fewer --warmup steps if it is short",
@@ -114,6 +117,27 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
         if capture is not best[0] and timelines:
             warnings.append(f"judged the {best[0].name} capture; the {capture.name} capture is in the bundle beside it")
     return [_as_bundle(timeline, bundle) for timeline in best[1]], [*warnings, *choice]
+
+
+def _with_unlisted(bundle: Bundle) -> Bundle:
+    """A gpudiag that was killed has not listed the capture that it was at: what that one holds is found by name."""
+    manifest = bundle.manifest
+    listed = {capture.name for capture in manifest.captures}
+    found = []
+    for name in manifest.asked.get("passes", ()) if manifest.exit_code is None or not listed else ():
+        folder = bundle.path / name
+        files = {
+            "trace": sorted(
+                {*folder.glob("rank*.kineto.json*"), *folder.glob("report.sqlite")} - {*folder.glob("*.part")}
+            ),
+            "log": sorted(folder.glob("rank*.jsonl")),
+            "nvml": sorted(folder.glob("nvml.jsonl")),
+        }
+        if name not in listed and files["log"]:
+            paths = {role: [f"{name}/{path.name}" for path in some] for role, some in files.items() if some}
+            note = "gpudiag was ended before it had gathered this capture; it is judged as it lies there"
+            found.append(CaptureInfo(name, name.partition("-")[0], paths, notes=(note,)))
+    return Bundle(bundle.path, msgspec.structs.replace(manifest, captures=(*manifest.captures, *found)))
 
 
 def _median_round(bundle: Bundle) -> tuple[tuple[CaptureInfo, ...], tuple[str, ...]]:

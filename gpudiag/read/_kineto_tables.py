@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.errors import GpudiagError
-from gpudiag.read._kineto_columns import GPU_TABLES, NO_TIME, TABLES, Codes, Columns
+from gpudiag.read._kineto_columns import BAD_TIME, GPU_TABLES, NO_TIME, TABLES, Codes, Columns
 from gpudiag.read._kineto_gpu import gpu_columns
 from gpudiag.read._kineto_meta import Meta, describe, devices, host
+from gpudiag.read._kineto_salvage import LOST
 from gpudiag.read.names import api_name
 from gpudiag.timeline import (
     ApiCalls,
@@ -119,7 +120,11 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         time_base_ns=0 if _is_absolute(gpu, api, cpu, ranges) else meta.base_ns,
         recorded=window if window[0] < window[1] else None,
         with_stack=bool(meta.with_stack) or python is not None or columns.call_stacks,
-        repairs=tuple(Repair(what, count, columns.seen.total()) for what, count in columns.repairs.items() if count),
+        repairs=tuple(
+            Repair(what, count, columns.seen.total() + columns.repairs[LOST], what in (LOST, BAD_TIME, NO_TIME))
+            for what, count in columns.repairs.items()
+            if count
+        ),
         diagnostics=tuple(diagnostics),
         warnings=(*damage, *_warnings(gpu, lost, others)),
     )

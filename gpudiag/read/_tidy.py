@@ -80,7 +80,7 @@ def check_times(
     def leave_out(bad: Bool, why: str) -> None:
         count = int(np.count_nonzero(bad & keep))
         if count:
-            repairs.append(Repair(f"{what} left out: {why}", count, total))
+            repairs.append(Repair(f"{what} left out: {why}", count, total, lost=True))
             keep[bad] = False
 
     first, last = int(start.min()), int(end.max())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -78,15 +79,15 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Timeline:
             f"cannot read {path}: {error.strerror or error}", "check the path and its permissions"
         ) from error
     meta, whole = read_meta(pieces.header, pieces.trailer)
-    return build(path, columns, meta, notes(pieces.header + pieces.trailer), _damage(pieces, whole))
+    timeline = build(path, columns, meta, notes(pieces.header + pieces.trailer), _damage(whole))
+    return replace(timeline, incomplete=_cut(pieces))
 
 
-def _damage(pieces: Pieces, whole_meta: bool) -> list[str]:
-    said = []
+def _damage(whole_meta: bool) -> list[str]:
+    return [] if whole_meta else ["the description of the recording is damaged; devices or ranks may be missing"]
+
+
+def _cut(pieces: Pieces) -> str:
     if pieces.source.cut:
-        said.append(f"the file is incomplete: {pieces.source.cut}; what could be read is judged")
-    elif not pieces.closed:
-        said.append("the file is incomplete: its list of events does not end; what could be read is judged")
-    if not whole_meta:
-        said.append("the description of the recording is damaged; devices or ranks may be missing")
-    return said
+        return f"the file is incomplete: {pieces.source.cut}"
+    return "" if pieces.closed else "the file is incomplete: its list of events does not end"
