@@ -16,7 +16,8 @@ from gpudiag.bench.check import checklist
 from gpudiag.bench.compare import as_table, compare, differences, objections
 from gpudiag.bench.cpu import ALL_CORES, ONE_CORE, speed_ups, split_cores
 from gpudiag.bench.health import findings
-from gpudiag.bench.result import CpuRun, MeasuringRules, SweepPoint, read_result, to_json, unstable_parts
+from gpudiag.bench.machine import gpu_state
+from gpudiag.bench.result import CpuRun, MeasuringRules, SweepPoint, measured_gpu, read_result, to_json, unstable_parts
 from gpudiag.bench.sweep import plan, run_sweep, summarise_sweep
 from gpudiag.commands.bench import bench
 from gpudiag.errors import GpudiagError
@@ -225,3 +226,29 @@ def test_a_hot_gpu_is_a_finding_by_the_rules_that_judge_profiles() -> None:
 def test_differing_software_is_said_beside_the_ratios() -> None:
     other = result(machine=msgspec.structs.replace(result().machine, driver="535.9"))
     assert differences([result(), other], ["a", "b"]) == ["driver differs: a 550.1, b 535.9"]
+
+
+def test_the_measured_gpu_is_known_by_its_uuid_and_not_by_its_number() -> None:
+    """CUDA_VISIBLE_DEVICES=1 makes NVML's GPU 1 torch's cuda:0."""
+    from types import SimpleNamespace
+
+    class NvmlError(Exception):
+        pass
+
+    def refuse(*_: object) -> None:
+        raise NvmlError
+
+    class Nvml(SimpleNamespace):
+        def __getattr__(self, name: str) -> object:
+            return refuse  # every question that a board does not answer
+
+    nvml = Nvml(
+        NVMLError=NvmlError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_NVLINK_MAX_LINKS=2,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}", nvmlDeviceGetName=lambda handle: f"name {handle}",
+    )  # fmt: skip
+    first, second = (gpu_state(nvml, index, handle, "550", "GPU-b") for index, handle in enumerate("ab"))
+    assert (first.measured, second.measured) == (False, True)
+    made = result(machine=msgspec.structs.replace(result().machine, gpus=(first, second)))
+    assert measured_gpu(made) == second
+    assert second.pcie_width is None and second.nvlinks_active is None
+    assert "name b" in terminal.render(made, 100, False, False)

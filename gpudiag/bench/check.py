@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from gpudiag.bench.result import BenchResult, unstable_parts
+from gpudiag.bench.result import BenchResult, measured_gpu, unstable_parts
 
 Outcome = Literal["ok", "missing", "warn"]
 
@@ -41,7 +41,7 @@ def _hardware(r: BenchResult) -> Item:
             "ok" if m.cpu else "missing",
             f"{m.cpu or 'CPU not recorded'}, {m.cores_usable} usable of {m.cores} cores",
         )
-    gpu = next((g for g in m.gpus if r.device == f"cuda:{g.index}"), None)
+    gpu = measured_gpu(r)
     if gpu is None:
         return Item("hardware", "missing", f"{r.device}: which GPU it was is not recorded (NVML did not answer)")
     return Item("hardware", "ok", gpu.name)
@@ -54,7 +54,7 @@ def _clocks(r: BenchResult) -> Item:
             return Item("clocks", "warn", "the CPU's frequency governor is not visible here (a virtual machine?)")
         outcome: Outcome = "ok" if governor == "performance" else "warn"
         return Item("clocks", outcome, f"CPU governor {governor}")
-    gpu = next((g for g in r.machine.gpus if r.device == f"cuda:{g.index}"), None)
+    gpu = measured_gpu(r)
     if gpu is None or gpu.sm_mhz is None:
         return Item("clocks", "missing", "GPU clocks are not recorded")
     loads = [load for m in r.models for run in m.runs if run.training for load in run.training.images_per_s.loads]
@@ -70,7 +70,7 @@ def _clocks(r: BenchResult) -> Item:
 def _link(r: BenchResult) -> Item:
     if r.device == "cpu":
         return Item("PCIe and NVLink", "ok", "no GPU was measured")
-    gpu = next((g for g in r.machine.gpus if r.device == f"cuda:{g.index}"), None)
+    gpu = measured_gpu(r)
     if gpu is None or gpu.pcie_width is None:
         return Item("PCIe and NVLink", "warn", "not recorded")
     text = f"PCIe {gpu.pcie_generation}.0 x{gpu.pcie_width}"

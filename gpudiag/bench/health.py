@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.bench.result import BenchResult, Gpu, ModeResult
+from gpudiag.bench.result import BenchResult, Gpu, ModeResult, measured_gpu
 from gpudiag.diagnosis import Finding
 from gpudiag.metrics.base import Metric, Missing
 
@@ -17,7 +17,7 @@ def findings(result: BenchResult) -> list[tuple[str, Finding]]:
 
     known = load_rules()
     rules = [known.named(name) for name in RULES]
-    gpu = next((g for g in result.machine.gpus if result.device == f"cuda:{g.index}"), None)
+    gpu = measured_gpu(result)
     found: list[tuple[str, Finding]] = []
     for model in result.models:
         for run in model.runs:

@@ -19,7 +19,8 @@ def describe_machine(device: str) -> tuple[Machine, str]:
     import torch
     import torchvision
 
-    gpus, why = read_gpus_state()
+    uuid = None if device == "cpu" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    gpus, why = read_gpus_state(uuid)
     cores, quota = usable_cores()
     cudnn = torch.backends.cudnn.version() if device != "cpu" else None
     machine = Machine(
@@ -58,8 +59,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-def read_gpus_state() -> tuple[tuple[Gpu, ...], str]:
-    """Every GPU's state from NVML: limits, clocks, PCIe and NVLink; or none and the reason."""
+def read_gpus_state(measured: str | None = None) -> tuple[tuple[Gpu, ...], str]:
+    """Every GPU's state from NVML: limits, clocks, PCIe and NVLink; or none and the reason. measured: UUID of the one to mark."""
     try:
         import pynvml
     except ImportError:
@@ -71,10 +72,10 @@ def read_gpus_state() -> tuple[tuple[Gpu, ...], str]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     except pynvml.NVMLError as error:
         return (), f"NVML: {error}"
-    return tuple(gpu_state(pynvml, index, handle, driver) for index, handle in enumerate(handles)), ""
+    return tuple(gpu_state(pynvml, index, handle, driver, measured) for index, handle in enumerate(handles)), ""
 
 
-def gpu_state(nvml: Any, index: int, handle: Any, driver: str) -> Gpu:
+def gpu_state(nvml: Any, index: int, handle: Any, driver: str, measured: str | None) -> Gpu:
     """One GPU. A question that the board does not answer stays None (nvmlDevice... raises NotSupported)."""
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -105,6 +106,7 @@ def gpu_state(nvml: Any, index: int, handle: Any, driver: str) -> Gpu:
         nvlinks_active=sum(1 for state in known_links if state) if known_links else None,
         processes=None if processes is None else len(processes),
         events=tuple(name for bit, name in EVENTS.items() if reasons & bit),
+        measured=measured is not None and _text(ask("nvmlDeviceGetUUID") or "") == measured,
     )
 
 

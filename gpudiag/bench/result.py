@@ -323,7 +323,8 @@ class ModelResult(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """State of one GPU at the start, from NVML; what NVML does not say is None."""
+    """State of one GPU at the start, from NVML; what NVML does not say is None. index: NVML's. measured: the one that was measured,
+    known by its UUID, since CUDA_VISIBLE_DEVICES and CUDA's order give it another number."""
 
     index: int
     name: str
@@ -340,6 +341,7 @@ class Gpu(msgspec.Struct, frozen=True):
     nvlinks_active: int | None = None
     processes: int | None = None
     events: tuple[str, ...] = ()
+    measured: bool = False
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -401,6 +403,10 @@ def read_result(path: Path) -> BenchResult:
             f"{path}: schema {result.schema!r}, this gpudiag reads {SCHEMA!r}", "use the gpudiag that wrote it"
         )
     return result
+
+
+def measured_gpu(result: BenchResult) -> Gpu | None:
+    return next((gpu for gpu in result.machine.gpus if gpu.measured), None)
 
 
 def unstable_parts(result: BenchResult) -> list[str]:

@@ -14,6 +14,7 @@ from gpudiag.bench.result import (
     ModeResult,
     Percentile,
     Rounds,
+    measured_gpu,
     rounds_of,
 )
 from gpudiag.units import format_bytes, format_ns, format_percent
@@ -49,7 +50,8 @@ def tables_of(result: BenchResult) -> list[Table]:
 
 def headline(result: BenchResult) -> str:
     machine = result.machine
-    device = next((f"{g.name}" for g in machine.gpus if result.device == f"cuda:{g.index}"), "") or result.device
+    gpu = measured_gpu(result)
+    device = gpu.name if gpu else result.device
     where = f"{machine.cpu}, {machine.cores_usable} usable core(s)" if result.device == "cpu" else device
     quick = "quick: not for comparison. " if result.quick else ""
     return f"{quick}{len(result.models)} model(s) on {where}, torch {machine.torch}, in {result.wall_s:.0f} s"
