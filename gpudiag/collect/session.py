@@ -74,7 +74,7 @@ def record(
 
     tell: lines that stay. beside: a status while the application runs; working: one while its recording is made ready.
     Raises GpudiagError before anything is started when it cannot be: no such script, no interpreter, no room, a folder in
-    the way. The manifest is written after each pass, so that a killed gpudiag leaves what the earlier ones recorded.
+    the way. The manifest is written before and after each pass, so that a killed gpudiag leaves what was recorded so far.
     """
     env = dict(os.environ if env is None else env)
     python = _interpreter(plan)
@@ -99,6 +99,7 @@ def record(
         },
         environment=describe(python, script, env),
     )
+    write_manifest(plan.bundle, manifest)
     code = 0
     for number, each in enumerate(passes, 1):
         capture, outcome = _pass(plan, each, argv, env, beside, working)

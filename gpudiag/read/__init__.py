@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,10 +37,13 @@ def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
     warnings: list[str] = []
     bundle: Bundle | None = None
     for path in paths:
-        if not path.exists():
+        if not os.path.lexists(path) or not _exists(path):
             raise GpudiagError(f"{path}: no such file or folder", f"give the path of a recording: {KINDS}")
+    paths, doubled = _without_copies(paths)
+    warnings += doubled
     if len(paths) > 1 and all(path.is_file() for path in paths):
-        return Recordings(_distinct_ranks(read_files(paths, tell)))
+        timelines, said = read_files(paths, tell)
+        return Recordings(_distinct_ranks(timelines), None, (*warnings, *said, *_strangers(timelines)))
     for path in paths:
         if is_bundle(path):
             bundle = read_bundle(path)
@@ -46,7 +51,9 @@ def open_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
             timelines += got
             warnings += said
         elif path.is_dir():
-            timelines += _from_folder(path, tell)
+            got, said = _from_folder(path, tell)
+            timelines += got
+            warnings += said
         else:
             timelines.append(read_file(path, tell))
     if not timelines:
@@ -60,12 +67,49 @@ def open_bundle(bundle: Bundle, progress: Progress | None = None) -> Recordings:
     return Recordings(_distinct_ranks(timelines), bundle, tuple(warnings))
 
 
-def _from_folder(path: Path, progress: Progress) -> list[Timeline]:
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, RuntimeError):  # a loop of links
+        return False
+
+
+def _without_copies(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The paths without those that are, or hold byte for byte, what another one is: twice the same rank is no second rank."""
+    kept: list[Path] = []
+    said = []
+    for path in paths:
+        twin = next((other for other in kept if _same(path, other)), None)
+        if twin is None:
+            kept.append(path)
+        else:
+            said.append(f"left out: {path} holds the same as {twin}")
+    return kept, said
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.resolve() == other.resolve():
+        return True
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+
+
+def _strangers(timelines: Sequence[Timeline]) -> list[str]:
+    """A word where nothing in the files says that they are ranks of one run."""
+    recorders = {(timeline.source.kind, timeline.source.recorder.split(" ")[0]) for timeline in timelines}
+    numbered = len({timeline.rank for timeline in timelines}) == len(timelines)
+    if len(timelines) < 2 or (len(recorders) == 1 and numbered):
+        return []
+    return ["nothing in the files says that they are ranks of one run: they are judged side by side as if they were"]
+
+
+def _from_folder(path: Path, progress: Progress) -> tuple[list[Timeline], list[str]]:
     """A folder of ranks: every recording directly inside it, by name."""
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(_RECORDING_NAMES))
     if not files:
         raise GpudiagError(f"{path}: the folder holds no recording and no manifest.json", f"give one of: {KINDS}")
-    return read_files(files, progress)
+    files, doubled = _without_copies(files)
+    timelines, said = read_files(files, progress)
+    return timelines, [*doubled, *said, *_strangers(timelines)]
 
 
 def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], list[str]]:
@@ -120,24 +164,23 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
 
 
 def _with_unlisted(bundle: Bundle) -> Bundle:
-    """A gpudiag that was killed has not listed the capture that it was at: what that one holds is found by name."""
+    """A gpudiag that was killed during the first capture has listed none: what there is is found by name."""
     manifest = bundle.manifest
-    listed = {capture.name for capture in manifest.captures}
+    if manifest.captures:
+        return bundle
     found = []
-    for name in manifest.asked.get("passes", ()) if manifest.exit_code is None or not listed else ():
+    for name in manifest.asked.get("passes", ()):
         folder = bundle.path / name
         files = {
-            "trace": sorted(
-                {*folder.glob("rank*.kineto.json*"), *folder.glob("report.sqlite")} - {*folder.glob("*.part")}
-            ),
+            "trace": [*sorted(folder.glob("rank*.kineto.json")), *folder.glob("report.sqlite")],
             "log": sorted(folder.glob("rank*.jsonl")),
-            "nvml": sorted(folder.glob("nvml.jsonl")),
+            "nvml": [*folder.glob("nvml.jsonl")],
         }
-        if name not in listed and files["log"]:
+        if files["log"]:
             paths = {role: [f"{name}/{path.name}" for path in some] for role, some in files.items() if some}
             note = "gpudiag was ended before it had gathered this capture; it is judged as it lies there"
             found.append(CaptureInfo(name, name.partition("-")[0], paths, notes=(note,)))
-    return Bundle(bundle.path, msgspec.structs.replace(manifest, captures=(*manifest.captures, *found)))
+    return Bundle(bundle.path, msgspec.structs.replace(manifest, captures=tuple(found)))
 
 
 def _median_round(bundle: Bundle) -> tuple[tuple[CaptureInfo, ...], tuple[str, ...]]:
