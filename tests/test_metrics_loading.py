@@ -86,6 +86,22 @@ def test_a_restart_of_the_workers_costs_the_first_wait_of_each_later_epoch_beyon
     assert got["first_batch_wait"].value == 50 * MS
 
 
+def test_workers_that_end_and_start_between_the_batches_belong_to_the_restart() -> None:
+    """The epoch's last next brings no batch, and the new workers start before the first next: both are waits for input."""
+    recorder = Recorder()
+    recorder.steps(6, 100 * MS)
+    rows = []
+    for step in range(6):
+        at = step * 100 * MS
+        recorder.launch(at, at + MS)
+        recorder.mark(at + MS, at + 11 * MS, "gpudiag::data_wait")
+        recorder.launch(at + 40 * MS, at + (70 if step == 2 else 100) * MS)
+        rows.append(batch(step % 3, start=at + MS, end=at + 11 * MS, epoch=step // 3))
+    recorder.mark(2 * 100 * MS + 70 * MS, 2 * 100 * MS + 95 * MS, "gpudiag::data_wait")
+    got = measured(recorder, loader=loader_batches(*rows), loaders=(loader_info(),))
+    assert got["worker_restart_time"].value == pytest.approx(25 * MS / 6)
+
+
 def test_epochs_before_the_window_are_not_counted() -> None:
     got = recorded(
         *[batch(step - 5, start=(step - 5) * 100 * MS, epoch=0) for step in range(3)],

@@ -201,7 +201,7 @@ LOADER = (
     M(
         "worker_restart_time",
         "ns",
-        "input_lost in the first wait of each epoch after the first, beyond the median wait, a step",
+        "input_lost from the last batch of an epoch to the first of the next (workers ending, starting, first wait), beyond the median wait, a step",
         source=_LOADER,
     ),
     M("first_batch_wait", "ns", "the wait for the run's first batch (once, not a step)", source=_LOADER),

@@ -125,7 +125,9 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     typical = float(np.median(wait))
     first = (rows.batch == 0) & (rows.epoch > rows.epoch.min())
     lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
-    beyond = np.maximum(0, lost.covered_in(rows.start, rows.end)[first] - typical)
+    # The old workers end in the epoch's last next, which brings no batch, and the new ones start before the first next.
+    began = np.append(rows.start[:1], rows.end[:-1])[first]
+    beyond = np.maximum(0, lost.covered_in(np.minimum(began, rows.start[first]), rows.end[first]) - typical)
     yield value("worker_restart_time", scope.per_step(float(beyond.sum())), "loader records, account")
     yield value("first_batch_wait", float(wait[np.argmin(rows.start)]), "loader records")
 

@@ -148,11 +148,18 @@ def _loaders(data: Any, tracker: Tracker) -> None:
     def init_iterator(self: Any, loader: Any) -> None:
         self._gpudiag = [loader.__dict__.get("_gpudiag_loader", -1), numbers["iterator"], -1, 0]
         numbers["iterator"] += 1
+        # Workers that start anew at each epoch start here, before the first next: in a run under way that is waiting for data.
+        waiting = tracker.mine() and bool(tracker.source)
+        if waiting:
+            tracker.push("data_wait")
         try:
             iterator_init(self, loader)
         except BaseException as error:
             forget(error)
             raise
+        finally:
+            if waiting:
+                tracker.pop()
 
     @functools.wraps(reset)
     def reset_iterator(self: Any, loader: Any, first_iter: bool = False) -> None:
