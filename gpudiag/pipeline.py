@@ -256,7 +256,7 @@ def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, obje
             "step_ns": scope.account.total // scope.count,
             "busy": 1 - sum(ns for p, ns in scope.parts.items() if p.startswith("idle.")) / max(1, scope.account.total),
         }
-        if facts.alignment is not None:
+        if facts.alignment is not None and scope.rank in facts.alignment.offset_ns:
             row |= {"clock_offset_ns": facts.alignment.offset_ns[scope.rank], "aligned_by": facts.alignment.source}
         mine = facts.stragglers.get(scope.rank)
         if mine is not None:

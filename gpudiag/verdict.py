@@ -57,7 +57,8 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     """The verdict on the run; `main` is the scope that the report shows."""
     scope = scopes[main]
     reason = cannot_judge(scope, metrics)
-    if reason or "not_enough_evidence" in {f.rule for f in judged.findings}:
+    here = (scope.rank, scope.device)
+    if reason or any(f.rule == "not_enough_evidence" and here in f.devices for f in judged.findings):
         return Verdict("cannot_judge", "none", f"Cannot judge: {reason or _gate_text(judged)}.")
     everything = scopes
     scopes = [one for one in working(scopes) if (one.ops is None) == (scope.ops is None)] or [scope]

@@ -210,7 +210,7 @@ KERNELS = (
     M(
         "elementwise_time",
         "ns",
-        "elementwise, reduction and copy kernels that torch.compile did not write, a step",
+        "elementwise and reduction kernels that torch.compile did not write, a step (copy kernels are in device_copy_time)",
         _WORK,
         _NAMES,
     ),

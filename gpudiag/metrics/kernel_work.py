@@ -126,7 +126,7 @@ def _unfused_attention(table: KernelTable) -> float:
 def _small_work(scope: Scope, table: KernelTable) -> Iterator[Value]:
     small = table.mask(
         [
-            c.family in ("elementwise", "reduction", "copy") and "triton" not in n
+            c.family in ("elementwise", "reduction") and "triton" not in n
             for c, n in zip(table.classes, table.names, strict=True)
         ]
     )

@@ -22,14 +22,31 @@ WORTH_BYTES = 60_000_000  # a child costs about 0.3 s, which is the reading of a
 GZIP_RATIO = 15  # of torch traces; the shared ones compress 9- to 22-fold
 
 
-def read_files(paths: Sequence[Path], progress: Progress) -> list[Timeline]:
-    """The timelines of several files, in their order. Raises the GpudiagError of the first file that has one."""
+def read_files(paths: Sequence[Path], progress: Progress) -> tuple[list[Timeline], list[str]]:
+    """The timelines of several files, in their order, and what is wrong with those that could not be read.
+
+    Raises the first GpudiagError where no file can be read.
+    """
     cpus = len(os.sched_getaffinity(0))
+    answers: list[Timeline | GpudiagError]
     if len(paths) < 2 or cpus < 2 or sum(map(_weight, paths)) < WORTH_BYTES:
-        return [read_file(path, progress) for path in paths]
-    progress(f"reading {len(paths)} files, {min(cpus, len(paths))} at a time")
-    with ThreadPoolExecutor(min(cpus, len(paths))) as pool:
-        return list(pool.map(_in_child, paths))
+        answers = [_answer(path, progress) for path in paths]
+    else:
+        progress(f"reading {len(paths)} files, {min(cpus, len(paths))} at a time")
+        with ThreadPoolExecutor(min(cpus, len(paths))) as pool:
+            answers = list(pool.map(_in_child, paths))
+    errors = [answer for answer in answers if isinstance(answer, GpudiagError)]
+    timelines = [answer for answer in answers if isinstance(answer, Timeline)]
+    if errors and not timelines:
+        raise errors[0]
+    return timelines, [f"left out: {error.message}" for error in errors]
+
+
+def _answer(path: Path, progress: Progress) -> Timeline | GpudiagError:
+    try:
+        return read_file(path, progress)
+    except GpudiagError as error:
+        return error
 
 
 def _weight(path: Path) -> int:
@@ -38,7 +55,7 @@ def _weight(path: Path) -> int:
     return path.stat().st_size * (GZIP_RATIO if packed else 1)
 
 
-def _in_child(path: Path) -> Timeline:
+def _in_child(path: Path) -> Timeline | GpudiagError:
     package = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
@@ -49,25 +66,14 @@ def _in_child(path: Path) -> Timeline:
     )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise GpudiagError(
+        return GpudiagError(
             f"{path}: the process that read it ended with {done.returncode} ({said[-1] if said else 'no word'})",
             "analyze this file alone",
         )
     answer = pickle.loads(done.stdout)
-    if isinstance(answer, GpudiagError):
-        raise answer
-    assert isinstance(answer, Timeline)
+    assert isinstance(answer, Timeline | GpudiagError)
     return answer
 
 
-def _child(path: Path) -> None:
-    answer: Timeline | GpudiagError
-    try:
-        answer = read_file(path, lambda _text: None)
-    except GpudiagError as error:
-        answer = error
-    pickle.dump(answer, sys.stdout.buffer, protocol=5)
-
-
 if __name__ == "__main__":
-    _child(Path(sys.argv[1]))
+    pickle.dump(_answer(Path(sys.argv[1]), lambda _text: None), sys.stdout.buffer, protocol=5)

@@ -20,6 +20,10 @@ _NSYS_STREAM = b"NVIDIA Nsight Systems Stream"  # within the first 256 bytes of 
 
 def read_file(path: Path, progress: Progress) -> Timeline:
     """One recording of one file. Raises GpudiagError."""
+    if not path.is_file():
+        raise GpudiagError(
+            f"{path}: a pipe or a device, not a file", "write the recording to a file first: zcat x.json.gz > x.json"
+        )
     try:
         with path.open("rb") as file:
             head = file.read(4096)
