@@ -10,6 +10,7 @@ SCHEMA = "gpudiag.diagnosis/1"
 
 StepName = Literal["overall", "transfer", "compute", "scheduling", "environment"]
 Severity = Literal["info", "warning", "critical"]
+Relation = Literal["", "effect", "after"]
 BoundBy = Literal["input", "transfer", "compute", "launch", "sync", "communication", "memory", "power", "host", "none"]
 STEP_ORDER: tuple[StepName, ...] = ("overall", "transfer", "compute", "scheduling", "environment")
 SEVERITY_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -112,7 +113,9 @@ class Finding(msgspec.Struct, frozen=True):
     """share: bound over step time 0-1. bound_ns, estimate_ns: per step, or for the span.
 
     where: `file.py:42` of the user's code or "". devices: the (rank, device) pairs it holds for.
-    caused_by: id of the finding that explains it ("" = it stands for itself); such findings carry bound_ns 0.
+    caused_by: id of the finding that it is shown under ("" = it stands for itself); such findings carry bound_ns 0.
+    relation: how it stands to that finding. effect: that one explains it, its time is counted there; after: that one comes
+    first in the method, and curing this would gain little before (its time is another one).
     estimate_reason: why there is no estimate.
     parts: the parts of the account that its time is taken from ("*": any), which is where a picture shows it.
     """
@@ -137,6 +140,7 @@ class Finding(msgspec.Struct, frozen=True):
     caused_by: str = ""
     estimate_reason: str = ""
     parts: tuple[str, ...] = ()
+    relation: Relation = ""
 
 
 class NotJudged(msgspec.Struct, frozen=True):

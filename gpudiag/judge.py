@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudiag.diagnosis import SEVERITY_ORDER, Evidence, Finding, Fix, NotJudged, Severity
+from gpudiag.diagnosis import SEVERITY_ORDER, Evidence, Finding, Fix, NotJudged, Relation, Severity
 from gpudiag.expr import Env, MetricError, Unknown, evaluate
 from gpudiag.metrics.spec import Metric, Missing
 from gpudiag.rule import Outcome, Rule
@@ -192,7 +192,7 @@ def _findings(
     scope: tuple[int, int],
 ) -> list[Finding]:
     """Explained findings keep the share and severity that they would have alone, and promise nothing (bound 0). Those
-    that an earlier step of the method puts off (`after`) become info."""
+    that an earlier step of the method puts off (`after`), and their effects, become info."""
     causes = {claim.rule.id: _declared_cause(claim, claims) for claim in claims}
     notes = {claim.rule.id for claim in claims if not causes[claim.rule.id] and _earlier(claim, claims, step_time_ns)}
     causes |= {claim.rule.id: _earlier(claim, claims, step_time_ns) for claim in claims if claim.rule.id in notes}
@@ -204,11 +204,17 @@ def _findings(
             causes[claim.rule.id] = max(sorted(grant.takers), key=grant.takers.__getitem__)
     findings = []
     for claim in claims:
-        cause = _root(claim.rule.id, causes)
-        ns = claim.ns if cause else grants[claim.rule.id].ns
+        *below, top = _chain(claim.rule.id, causes)
+        relation: Relation = "" if not below else "after" if notes.intersection(below) else "effect"
+        ns = claim.ns if below else grants[claim.rule.id].ns
         share = ns / step_time_ns if step_time_ns else 0.0
-        severity = "info" if claim.rule.id in notes else claim.rule.severity.of(share) or "info"
-        findings.append(_finding(claim.rule, metrics, texts, severity, share, 0 if cause else ns, cause, scope))
+        severity = "info" if relation == "after" else claim.rule.severity.of(share) or "info"
+        finding = _finding(claim.rule, metrics, texts, severity, share, scope)
+        if below:
+            finding = msgspec.structs.replace(finding, caused_by=top, relation=relation)
+        else:
+            finding = msgspec.structs.replace(finding, bound_ns=ns)
+        findings.append(finding)
     return sort_findings(findings)
 
 
@@ -235,12 +241,12 @@ def _earlier(claim: Claim, claims: Sequence[Claim], step_time_ns: int) -> str:
     return max(sorted(able), key=able.__getitem__, default="")
 
 
-def _root(rule_id: str, causes: Mapping[str, str]) -> str:
-    """Follow the causes up; "" for a finding that stands for itself. Ends on a circle."""
+def _chain(rule_id: str, causes: Mapping[str, str]) -> list[str]:
+    """The rule, what it is shown under, and so on up to what stands for itself. Ends on a circle."""
     seen = [rule_id]
     while (cause := causes.get(seen[-1], "")) and cause not in seen:
         seen.append(cause)
-    return seen[-1] if len(seen) > 1 else ""
+    return seen
 
 
 def _finding(
@@ -249,10 +255,9 @@ def _finding(
     texts: Mapping[str, str],
     severity: Severity,
     share: float,
-    bound_ns: int,
-    cause: str,
     scope: tuple[int, int],
 ) -> Finding:
+    """Without its place among the others (bound, cause)."""
     summary = _first([render(template, metrics, texts) for template in rule.summary])
     evidence = [
         (item.label, render(item.value, metrics, texts))
@@ -265,7 +270,7 @@ def _finding(
         category=rule.category,
         severity=severity,
         share=share,
-        bound_ns=bound_ns,
+        bound_ns=0,
         estimate_ns=None,
         title=rule.title,
         summary=summary if isinstance(summary, str) else rule.title,
@@ -277,7 +282,6 @@ def _finding(
         wrong_when=rule.wrong_when,
         references=rule.references,
         devices=(scope,),
-        caused_by=cause,
         estimate_reason=rule.no_estimate,
         parts=rule.part,
     )

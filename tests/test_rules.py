@@ -129,6 +129,7 @@ def test_a_cause_with_as_much_time_takes_the_symptom_under_it(tmp_path: Path) ->
     cause, symptom = judged(rules, gpu_idle=20 * MS, idle_input=30 * MS).findings
     assert (cause.rule, cause.caused_by, cause.bound_ns) == ("cause", "", 30 * MS)
     assert (symptom.rule, symptom.caused_by, symptom.bound_ns) == ("symptom", "cause", 0)
+    assert (cause.relation, symptom.relation) == ("", "effect")
     assert symptom.share == 0.2  # what it would be alone
     smaller = judged(rules, gpu_idle=40 * MS, idle_input=10 * MS)
     assert [finding.caused_by for finding in smaller.findings] == ["", ""]
@@ -162,8 +163,21 @@ def test_a_later_step_of_the_method_is_a_note_while_an_earlier_one_is_a_warning(
     rules = rules_of(write(folder, "later", part='["compute"]', extra='after = ["earlier"]').parent)
     _, later = judged(rules, gpu_idle=40 * MS, idle_input=20 * MS).findings
     assert (later.caused_by, later.severity, later.bound_ns) == ("earlier", "info", 0)
+    assert later.relation == "after"  # not an effect: its time is another one
     later, _ = judged(rules, gpu_idle=40 * MS, idle_input=5 * MS).findings
     assert (later.rule, later.caused_by, later.severity) == ("later", "", "critical")
+
+
+def test_an_effect_of_what_is_put_off_is_put_off_as_well(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    write(folder, "earlier", when="idle_input > 0*ns", bound="idle_input")
+    write(folder, "later", part='["compute"]', extra='after = ["earlier"]')
+    rules = rules_of(write(folder, "symptom", part='["compute"]', extra='explained_by = ["later"]').parent)
+    findings = {f.rule: f for f in judged(rules, gpu_idle=40 * MS, idle_input=20 * MS).findings}
+    assert {f.rule: (f.caused_by, f.relation, f.severity) for f in findings.values() if f.caused_by} == {
+        "later": ("earlier", "after", "info"),
+        "symptom": ("earlier", "after", "info"),
+    }
 
 
 def test_a_closed_gate_leaves_all_else_unjudged(tmp_path: Path) -> None:
