@@ -1,5 +1,7 @@
 """The losses are summed on the device and read once."""
 
+import random
+
 import torch
 from torch import nn
 
@@ -17,7 +19,8 @@ def main():
     for _ in range(100):
         optimizer.zero_grad()
         for _ in range(4):  # micro-steps
-            loss = net(x).square().mean()
+            scale = sum(random.uniform(0.9, 1.1) for _ in range(5000)) / 5000  # the host prepares the next micro-batch
+            loss = net(x * scale).square().mean()
             loss.backward()
             total += loss.detach()
         optimizer.step()

@@ -9,7 +9,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = nn.ModuleList([nn.Linear(64, 64) for _ in range(1000 if DEVICE == "cuda" else 20)]).to(DEVICE)
+    net = nn.ModuleList([nn.Linear(64, 64) for _ in range(300 if DEVICE == "cuda" else 20)]).to(DEVICE)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
     x = torch.randn(256, 64, device=DEVICE)
     for _ in range(60):
