@@ -36,7 +36,9 @@ class Remote(Dataset):
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)).to(DEVICE)
+    net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)).to(
+        DEVICE
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     loader = DataLoader(Remote(), batch_size=16, num_workers=4, prefetch_factor=1, persistent_workers=True)
     for _ in range(2):
