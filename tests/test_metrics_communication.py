@@ -80,6 +80,33 @@ def test_ranges_of_another_rank_in_the_file_do_not_count() -> None:
     assert got["dataparallel_time"].value == 0
 
 
+def test_operators_of_another_rank_are_not_this_ones_data_parallel() -> None:
+    recorder = training()
+    recorder.operator(100 * US, 150 * US, "aten::mm")
+    recorder.operator(600 * US, 900 * US, "Broadcast", process=200, thread=200)
+    assert measured(recorder)["dataparallel_time"].value == 0
+
+
+def test_backward_passes_of_another_rank_do_not_hold_this_ones_reductions() -> None:
+    recorder = training(1)
+    for step in range(4):
+        at = step * 1000 * US
+        recorder.launch(at + 620 * US, at + 640 * US, "ncclDevKernel_AllReduce_Sum", kind=Kind.COMM)
+        recorder.mark(at + 600 * US, at + 700 * US, "gpudiag::backward", process=200, thread=200)
+    assert measured(recorder)["grad_syncs_per_update"].value == 1
+
+
+def test_ranges_outside_the_window_do_not_count() -> None:
+    recorder = training(2)
+    for start in (-2000 * US, 5000 * US):
+        recorder.mark(start, start + 100 * US, "gpudiag::optimizer")
+        recorder.mark(start + 200 * US, start + 900 * US, "gpudiag::backward")
+        recorder.operator(start, start + 900 * US, "Broadcast")
+    got = measured(recorder)
+    assert got["grad_syncs_per_update"].value == 2
+    assert got["dataparallel_time"].value == 0
+
+
 def test_operators_of_autograd_are_no_backward_passes() -> None:
     recorder = training(1)
     for step in range(4):

@@ -179,6 +179,9 @@ def test_time_in_the_loader_is_of_the_window_and_of_this_process() -> None:
     recorder = training()
     recorder.mark(-900 * MS, -1, "gpudiag::data_wait")
     recorder.mark(0, 400 * MS, "gpudiag::data_wait", process=200, thread=200)
+    recorder.operator(0, MS, "aten::mm")
+    loading = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    recorder.operator(0, 400 * MS, loading, process=200, thread=200)
     got = measured(recorder)
     assert got["loader_time"].value == got["input_lost"].value == 40 * MS
 
