@@ -1,6 +1,16 @@
-"""`python -m gpudiag` is the console script."""
+"""The console script and `python -m gpudiag`: an interrupt while modules are still being imported ends quietly, too."""
 
-from gpudiag.cli import main
+import os
+
+
+def run() -> None:
+    try:
+        from gpudiag.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        os._exit(130)
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -13,6 +13,7 @@ from gpudiag.units import format_ns, format_percent, format_rate
 
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
 LOSS = 0.10  # severity `warning` (DESIGN 5)
+MOST = 0.8  # of the exposed copies: then one direction speaks for them
 THIN = 0.05  # two owners within five points of the step are called a near tie
 
 # Which part of the account speaks for which cause. What compute is made of is for the compute rules to say.
@@ -253,19 +254,7 @@ def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: flo
             extra = f" (the loader's next takes {format_percent(waiting / held)} of it)"
         return f"{idle} while the host waits for data{extra}"
     if owner == "transfer":
-        rate = number(metrics, "h2d_pinned_rate")
-        pinned, exposed = number(metrics, "h2d_pinned_exposed"), number(metrics, "copy_exposed_h2d")
-        extra = ""
-        if rate and pinned and exposed and pinned > 0.5 * exposed:
-            extra = f", host to device from pinned memory at {format_rate(rate)}"
-        elif (
-            exposed
-            and number(metrics, "h2d_pageable_exposed")
-            and (number(metrics, "h2d_pageable_exposed") or 0) > 0.5 * exposed
-        ):
-            slow = number(metrics, "h2d_pageable_rate")
-            extra = ", host to device from pageable memory" + (f" at {format_rate(slow)}" if slow else "")
-        return f"copies that nothing hides take {format_percent(share)} of {step}{extra}"
+        return f"copies that nothing hides take {format_percent(share)} of {step}{_direction(metrics)}"
     if owner == "launch":
         cost = number(metrics, "launch_cost")
         per_step = number(metrics, "kernels_per_step")
@@ -279,6 +268,24 @@ def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: flo
     if owner == "communication":
         return f"collectives that nothing hides take {format_percent(share)} of {step}"
     return f"{WORDS[owner]} takes {format_percent(share)} of {step}"
+
+
+def _direction(metrics: Values) -> str:
+    """Which way most of the exposed copies go, from which memory and how fast; both shares where neither is most."""
+    whole, h2d, d2h = (
+        number(metrics, name) or 0.0 for name in ("copy_exposed", "copy_exposed_h2d", "copy_exposed_d2h")
+    )
+    if not whole:
+        return ""
+    if h2d < MOST * whole:
+        if d2h >= MOST * whole:
+            return ", device to host"
+        return f", {format_percent(h2d / whole)} of it host to device and {format_percent(d2h / whole)} device to host"
+    for memory in ("pinned", "pageable"):
+        if (number(metrics, f"h2d_{memory}_exposed") or 0.0) > 0.5 * h2d:
+            rate = number(metrics, f"h2d_{memory}_rate")
+            return f", host to device from {memory} memory" + (f" at {format_rate(rate)}" if rate else "")
+    return ", host to device"
 
 
 def _late(facts: RunFacts, owner: BoundBy) -> str:
