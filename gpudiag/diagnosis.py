@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 SCHEMA = "gpudiag.diagnosis/1"
+NO_GPU_WORK = "no GPU work was recorded"  # why rules about GPU work are not judged; reports fold them by this reason
 
 StepName = Literal["overall", "transfer", "compute", "scheduling", "environment"]
 Severity = Literal["info", "warning", "critical"]

@@ -7,7 +7,8 @@ Units: ns, bytes and so on are dimensions; counts, ratios and flags are plain nu
 `idle_input > 5*percent*step_time` passes. Rates combine: `h2d_bytes / (10*GB/s)` is a time.
 
 Evaluation is three-valued. A metric that is missing makes the value unknown, unless the answer does not depend on it:
-`a and b` is false when a is false, `a or b` true when a is true. A division by zero is unknown as well (the rule is then
+`a and b` is false when a is false, `a or b` true when a is true. A comparison with a metric that this kind of run does
+not have (`Missing.applies`) is false: there is nothing to find. A division by zero is unknown as well (the rule is then
 not judged): it comes from a recording in which a divisor happens to be 0, not from a fault of the rule.
 """
 
@@ -264,7 +265,7 @@ def _logic(values: list[Value], *, decisive: bool) -> bool | Unknown:
 def _compare(op: ast.cmpop, a: Value, b: Value) -> bool | Unknown:
     unknown = _joined((a, b))
     if unknown:
-        return unknown
+        return unknown if all(one.applies for one in unknown.missing) else False
     assert not isinstance(a, Unknown)
     assert not isinstance(b, Unknown)
     match op:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpudiag.account import PARTS
 from gpudiag.cli import main
 from gpudiag.errors import GpudiagError
+from gpudiag.expr import Unknown, condition, evaluate
 from gpudiag.metrics.spec import BY_NAME, Metric, Missing
 from gpudiag.rule import Rule
 from gpudiag.rules import Judgement, check_rules, judge, load_rules, merge
@@ -178,6 +179,24 @@ def test_an_effect_of_what_is_put_off_is_put_off_as_well(tmp_path: Path) -> None
         "later": ("earlier", "after", "info"),
         "symptom": ("earlier", "after", "info"),
     }
+
+
+def test_what_this_kind_of_run_does_not_have_is_nothing_to_find_and_nothing_to_record() -> None:
+    """The host's account beside GPU work: its rules are clear, whatever else is missing."""
+    rules = [rule for rule in load_rules() if rule.id in ("host_code_outside_phases", "optimizer_host_loop")]
+    parts = {name: Missing(name, "there is GPU work", "", applies=False) for name in ("host_other", "host_optimizer")}
+    lacks = Missing("optimizer_ops", "not recorded", "record it")
+    result = judge(rules, {**parts, "optimizer_ops": lacks}, step_time_ns=100, parts={})
+    assert (set(result.outcomes.values()), result.not_judged) == ({"clear"}, ())
+
+
+def test_another_thing_to_find_keeps_a_rule_unjudged_beside_what_does_not_apply() -> None:
+    absent = {
+        "gc_steps": Missing("gc_steps", "no such thing", "", applies=False),
+        "steps": Missing("steps", "not recorded", "record it"),
+    }
+    either = evaluate(condition("gc_steps > 0 or steps > 3"), absent)
+    assert isinstance(either, Unknown) and [item.name for item in either.missing] == ["steps"]
 
 
 def test_a_closed_gate_leaves_all_else_unjudged(tmp_path: Path) -> None:

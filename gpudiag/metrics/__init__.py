@@ -6,7 +6,7 @@ from gpudiag.metrics import busy, communication, copies, kernel_work, launching,
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import ON_GPU, PROFILE_RANKS, missing, value
+from gpudiag.metrics.make import ON_GPU, inapplicable, missing, value
 from gpudiag.metrics.spec import BY_NAME
 from gpudiag.scope import Scope
 
@@ -32,8 +32,11 @@ def measure(scope: Scope, facts: RunFacts) -> dict[str, Metric | Missing]:
     else:
         values["devices"] = value("devices", facts.devices, "gpu_ops")
     if facts.busy_spread is None:
-        why = "one device was recorded" if facts.devices else NO_GPU
-        values["busy_spread"] = missing("busy_spread", why, PROFILE_RANKS)
+        values["busy_spread"] = (
+            inapplicable("busy_spread", "one device was recorded")
+            if facts.devices
+            else missing("busy_spread", NO_GPU, ON_GPU)
+        )
     else:
         values["busy_spread"] = value("busy_spread", facts.busy_spread, "gpu_ops")
     return {name: values[name] for name in BY_NAME}

@@ -42,8 +42,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class Missing:
-    """reason: what was not recorded, as a clause. record_with: the command or option that records it."""
+    """reason: what was not recorded, as a clause. record_with: the command or option that records it, "" where none does.
+
+    applies: False for what this kind of run does not have (a host account beside GPU work, other ranks of a run of one):
+    nothing is missing then, and a comparison with it is false.
+    """
 
     name: str
     reason: str
     record_with: str
+    applies: bool = True

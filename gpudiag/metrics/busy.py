@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpudiag import diagnosis
 from gpudiag.account import DEVICE_PARTS, HOST_PARTS
-from gpudiag.metrics.make import BENCH, NOTHING, ON_GPU, PROFILE, PROFILE_CPU, PROFILE_NSYS, Value, missing, value
+from gpudiag.metrics.make import BENCH, NOTHING, ON_GPU, PROFILE, PROFILE_NSYS, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
 
-NO_GPU = "no GPU work was recorded"
+NO_GPU = diagnosis.NO_GPU_WORK
 CPU_RUN = "a host account exists for runs without GPU work only"
 HOLDS = 0.01  # of a step: a tenth of what is called a warning
 LOST = {"input_lost": "input", "checkpoint_log_lost": "checkpoint_log", "compile_lost": "compile", "gc_lost": "gc"}
@@ -27,7 +28,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     for part in HOST_PARTS:
         name = part.replace(".", "_")
         if on_gpu:
-            yield missing(name, CPU_RUN, PROFILE_CPU)
+            yield inapplicable(name, CPU_RUN)
         else:
             yield value(name, scope.per_step(parts.get(part, 0)), "account")
     for part in DEVICE_PARTS:

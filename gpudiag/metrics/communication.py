@@ -10,7 +10,7 @@ import numpy as np
 from gpudiag.host import named
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_RANKS, Value, missing, value
+from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_RANKS, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.steps import OPTIMIZER
 from gpudiag.timeline import Kind
@@ -22,6 +22,7 @@ DATA_PARALLEL = re.compile(
     r"|broadcast_coalesced$"
 )
 BACKWARD_PASS = re.compile(r"^(?:gpudiag::)?backward$|^## ?backward ?##$|^backward_pass$", re.I)
+NO_COLLECTIVE = "no collective ran in the window"
 
 
 def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
@@ -33,9 +34,13 @@ def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
     yield missing("comm_median_bytes", "gpudiag does not read the collectives' message sizes", NOTHING)
     mine = run.stragglers.get(scope.rank)
     if mine is None or run.latest_rank is None:
-        reason = run.why_no_stragglers
         for name in ("comm_wait_share", "straggler_share", "straggler_wait", "is_straggler"):
-            yield missing(name, reason, PROFILE_RANKS)
+            if scope.ops is None or scope.layers is None:
+                yield missing(name, NO_GPU, ON_GPU)
+            elif len(scope.layers.comm.intersect(scope.window)):
+                yield missing(name, run.why_no_stragglers, PROFILE_RANKS)
+            else:
+                yield inapplicable(name, NO_COLLECTIVE)
         return
     yield value("comm_wait_share", mine.wait_ns / max(1, mine.comm_ns), "all ranks together")
     yield value("straggler_share", run.latest_share, "all ranks together")
@@ -50,7 +55,7 @@ def _one_rank(scope: Scope) -> Iterator[Value]:
     if len(comm):
         yield value("comm_overlap_share", comm.intersect(scope.layers.compute).total() / comm.total(), "gpu_ops")
     else:
-        yield missing("comm_overlap_share", "no collective ran in the window", PROFILE_RANKS)
+        yield inapplicable("comm_overlap_share", NO_COLLECTIVE)
     parallel = named(scope.cpu_ops, scope.names, DATA_PARALLEL).union(named(scope.ranges, scope.names, DATA_PARALLEL))
     yield value("dataparallel_time", scope.per_step(parallel.intersect(scope.window).total()), "cpu_ops, ranges")
     ops, calls = scope.window_ops, scope.timeline.api_calls

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.metrics.make import NOTHING, PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.metrics.busy import NO_GPU
+from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Samples
 
@@ -22,13 +23,16 @@ NAMES = (
 
 def measure(scope: Scope) -> Iterator[Value]:
     reason = "NVML was not sampled" if scope.timeline.samples is None else "NVML gave no sample of a busy GPU"
+    how = PROFILE
+    if scope.ops is None:
+        reason, how = NO_GPU, ON_GPU
     yield _foreign(scope)
     for name in ("memory_fragmented_share", "alloc_retries"):
         yield missing(name, "gpudiag does not record the torch allocator's counters", NOTHING)
     samples = _busy(scope)
     if samples is None or not len(samples):
         for name in NAMES:
-            yield missing(name, reason, PROFILE)
+            yield missing(name, reason, how)
         return
     known = (samples.memory_used >= 0) & (samples.memory_total > 0)
     if known.any():
@@ -71,6 +75,8 @@ def _foreign(scope: Scope) -> Value:
     known = np.empty(0, np.int32)
     if samples is not None:
         known = samples.other_processes[(samples.device == scope.device) & (samples.other_processes >= 0)]
+    if scope.ops is None:
+        return missing("foreign_processes", NO_GPU, ON_GPU)
     if not known.size:
         return missing("foreign_processes", "the processes on the GPU were not sampled (NVML)", PROFILE)
     return value("foreign_processes", int(known.max()), "nvml")
