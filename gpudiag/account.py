@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,7 +28,10 @@ from gpudiag.host import (
     named,
 )
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.timeline import Int8, Steps, Timeline
+from gpudiag.steps import OUR_STEP, PROFILER_STEP
+from gpudiag.timeline import CpuOps, Int8, Ranges, Steps, Timeline
+
+HostTable = TypeVar("HostTable", Ranges, CpuOps)
 
 DEVICE_PARTS: tuple[str, ...] = (
     "compute",
@@ -169,9 +173,16 @@ def host_account(timeline: Timeline, names: Names, window: Intervals, steps: Ste
         ranges = None if ranges is None else ranges.take(ranges.process == process)
         cpu_ops = None if cpu_ops is None else cpu_ops.take(cpu_ops.process == process)
 
+    everywhere = ranges, cpu_ops  # autograd's thread runs the backward pass while the main thread waits for it
+    main = _main_thread(ranges, cpu_ops, names)
+    ranges = None if ranges is None else _of_thread(ranges, main)
+    cpu_ops = None if cpu_ops is None else _of_thread(cpu_ops, main)
+
     def phase(pattern: re.Pattern[str]) -> Intervals:
         return named(ranges, names, pattern).union(named(cpu_ops, names, pattern))
 
+    optimizer = phase(OPTIMIZER)
+    backward = named(everywhere[0], names, BACKWARD).union(named(everywhere[1], names, BACKWARD))
     framework = Intervals.union_of(cpu_ops.start, cpu_ops.end) if cpu_ops is not None else Intervals.empty()
     claims = [
         ("host.input", phase(INPUT)),
@@ -179,12 +190,44 @@ def host_account(timeline: Timeline, names: Names, window: Intervals, steps: Ste
         ("host.compile", phase(COMPILE)),
         ("host.gc", phase(GC)),
         ("host.h2d", phase(H2D)),
-        ("host.optimizer", phase(OPTIMIZER)),
-        ("host.backward", phase(BACKWARD)),
+        # the inner phase counts: an optimizer may step from a hook of the backward pass, or run both passes in a closure
+        ("host.optimizer", Intervals.union_of(*_beginning_in(backward, optimizer))),
+        ("host.backward", backward),
         ("host.forward", phase(FORWARD)),
+        ("host.optimizer", optimizer),
         ("host.framework", framework),
     ]
     return _settle(timeline.rank, HOST_DEVICE, window, claims, "host.other", steps)
+
+
+def _main_thread(ranges: Ranges | None, cpu_ops: CpuOps | None, names: Names) -> tuple[int, int] | None:
+    """(process, thread) that spends most time in the phases of a step, else in operators; None where nothing was recorded."""
+    best: tuple[int, tuple[int, int]] | None = None
+    phases = [names.matching(pattern) for pattern in (FORWARD, OPTIMIZER, INPUT, OUR_STEP, PROFILER_STEP)]
+    of_step = np.logical_or.reduce(phases) if names.size else np.zeros(0, bool)
+    for table, chosen in ((ranges, of_step), (cpu_ops, None)):
+        if best is not None or table is None or not len(table):
+            continue
+        rows = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen[table.name])
+        threads, which = np.unique(np.stack([table.process[rows], table.thread[rows]]), axis=1, return_inverse=True)
+        spent = np.bincount(which.ravel(), weights=table.end[rows] - table.start[rows])
+        if spent.size:
+            first = int(spent.argmax())
+            best = int(spent[first]), (int(threads[0, first]), int(threads[1, first]))
+    return best[1] if best else None
+
+
+def _of_thread(table: HostTable, thread: tuple[int, int] | None) -> HostTable:
+    if thread is None:
+        return table
+    mine = (table.process == thread[0]) & (table.thread == thread[1])
+    return table if mine.all() else table.take(mine)
+
+
+def _beginning_in(outer: Intervals, inner: Intervals) -> tuple[Int64, Int64]:
+    """The inner intervals that begin inside an outer one, as starts and ends."""
+    inside = outer.contains(inner.start)
+    return inner.start[inside], inner.end[inside]
 
 
 def _settle(

@@ -100,6 +100,10 @@ class Names:
         self._strings = strings
         self._known: dict[re.Pattern[str], Bool] = {}
 
+    @property
+    def size(self) -> int:
+        return len(self._strings)
+
     def matching(self, pattern: re.Pattern[str]) -> Bool:
         """Mask over the strings, shape (len(strings),)."""
         mask = self._known.get(pattern)

@@ -36,7 +36,7 @@ _CATEGORY = {
     Kind.MEMSET: "gpu_memset",
 }
 _COUNTERS = (
-    ("GPU utilisation, %", "gpu_util"),
+    ("GPU utilisation (NVML), 0-1", "gpu_util"),
     ("memory used, bytes", "memory_used"),
     ("power, W", "power_w"),
     ("temperature, degrees C", "temperature_c"),

@@ -182,6 +182,24 @@ def test_evaluation_is_kept_out_of_the_window() -> None:
     assert scope_of(recorder).account.total == 500 * US - 60 * US
 
 
+def test_of_nested_phases_the_inner_one_counts() -> None:
+    """Step 0..3: the optimizer runs both passes in a closure (LBFGS, Lightning), and one steps inside the backward pass."""
+    recorder = Recorder()
+    for step in range(4):
+        at = step * 100 * US
+        recorder.mark(at, at + 100 * US, "gpudiag::step", index=step)
+        recorder.mark(at, at + 60 * US, "gpudiag::optimizer")
+        recorder.mark(at + 5 * US, at + 25 * US, "gpudiag::forward")
+        recorder.mark(at + 25 * US, at + 55 * US, "gpudiag::backward")
+        recorder.mark(at + 60 * US, at + 100 * US, "gpudiag::backward")
+        recorder.mark(at + 70 * US, at + 80 * US, "gpudiag::optimizer")
+    assert scope_of(recorder).parts == {
+        "host.forward": 4 * 20 * US,
+        "host.backward": 4 * (30 + 30) * US,
+        "host.optimizer": 4 * (10 + 10) * US,
+    }
+
+
 def test_a_run_without_gpu_work_gets_a_host_account_of_its_phases() -> None:
     recorder = Recorder()
     for step in range(4):
@@ -200,3 +218,14 @@ def test_a_run_without_gpu_work_gets_a_host_account_of_its_phases() -> None:
         "host.optimizer": 60 * US,
         "host.other": 20 * US,
     }
+
+
+def test_what_another_thread_does_in_the_background_is_no_phase_of_the_step() -> None:
+    recorder = Recorder()
+    for step in range(4):
+        at = step * 100 * US
+        recorder.mark(at, at + 100 * US, "gpudiag::step", index=step)
+        recorder.mark(at, at + 60 * US, "gpudiag::forward")
+        recorder.mark(at + 10 * US, at + 90 * US, "gpudiag::checkpoint", thread=7)
+        recorder.mark(at + 60 * US, at + 90 * US, "autograd::engine::evaluate_function: AddmmBackward0", thread=8)
+    assert scope_of(recorder).parts == {"host.forward": 240 * US, "host.backward": 120 * US, "host.other": 40 * US}
