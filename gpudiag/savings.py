@@ -16,7 +16,7 @@ from gpudiag.diagnosis import Finding
 from gpudiag.intervals import Intervals
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.kernel_work import slow_cpu_ops
-from gpudiag.metrics.loading import loader_waits
+from gpudiag.metrics.loading import batches_a_step, loader_waits
 from gpudiag.replay import Edit, Graph, build, replay, trusted
 from gpudiag.rules import RuleSet
 from gpudiag.scope import Scope
@@ -74,7 +74,7 @@ def _edit(finding: Finding, name: str, scope: Scope, values: Values, graph: Grap
     assert scope.host is not None
     if name == "more_workers":
         waits = loader_waits(scope) or Intervals.empty()
-        return Edit(drop=waits, floor_ns=(_loader_floor(values, 0.0) or 0.0) * graph.steps)
+        return Edit(drop=waits, floor_ns=(_loader_floor(values, 0.0, batches_a_step(scope)) or 0.0) * graph.steps)
     if name == "remove_pause":
         return Edit(drop=scope.host.checkpoint_log)
     if name == "remove_part":
@@ -118,7 +118,7 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     step = scope.per_step(scope.account.total)
     if edit_name == "more_workers":
         rest = step - scope.per_step(scope.parts.get("host.input", 0))
-        floor = _loader_floor(values, rest)
+        floor = _loader_floor(values, rest, batches_a_step(scope))
         if floor is None:
             return "the time to fetch a batch was not recorded"
         return step - max(rest, floor)
@@ -127,10 +127,10 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     return "on a run without GPU work only waits for data and pauses can be replayed"
 
 
-def _loader_floor(values: Values, rest: float) -> float | None:
+def _loader_floor(values: Values, rest: float, batches: int) -> float | None:
     """Least step time, ns, with the workers that the advice leads to: as many as needed and at most one a usable CPU.
 
-    Each delivers a batch a fetch time; all of them and the main process (`rest` of CPU time a step) share the CPUs. None where
+    Each delivers a batch a fetch time, and a step takes `batches`; all of them and the main process (`rest` of CPU time a step) share the CPUs. None where
     the time to fetch was not recorded.
     """
     fetch, needed, usable = (
@@ -138,6 +138,7 @@ def _loader_floor(values: Values, rest: float) -> float | None:
     )
     if fetch is None or needed is None:
         return None
+    fetch *= batches
     if usable is None:
         return fetch / needed
     # What a fetch spent queued for a CPU is neither work nor waiting for storage; the CPU floor below stands for it.

@@ -176,8 +176,16 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     input_lost = scope.per_step(lost.total())
     rest = scope.per_step(scope.account.total) - input_lost
     if rest > 0:
-        # a step of several micro-batches takes several; the window's rim may cut one
-        batches = max(1, round(scope.per_step(int(scope.window.contains(rows.end).sum()))))
-        yield value("num_workers_needed", max(1, math.ceil(batches * median / rest)), "loader records, account")
+        needed = max(1, math.ceil(batches_a_step(scope) * median / rest))
+        yield value("num_workers_needed", needed, "loader records, account")
     else:
         yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)
+
+
+def batches_a_step(scope: Scope) -> int:
+    """Batches of the main DataLoader that a step takes: several with gradient accumulation. At least 1."""
+    rows = _rows(scope, main_loader(scope))
+    if rows is None or not len(rows):
+        return 1
+    # rounded: the window's rim may cut one
+    return max(1, round(scope.per_step(int(scope.window.contains(rows.end).sum()))))
