@@ -109,7 +109,7 @@ class Agent:
         self.torch = torch
         self._introduce()
         try:
-            patch_loader.install(torch.utils.data, self.tracker, self.fetches)
+            patch_loader.install(torch.utils.data, self.tracker, self.fetches, torch.is_grad_enabled)
             if self.role == "launcher":
                 return
             if self.role in ("spawned", "forked"):  # forked before torch was there: multiprocessing's forkserver

@@ -46,11 +46,11 @@ class Fetches:
             return -1
 
 
-def install(data: Any, tracker: Tracker, fetches: Fetches) -> None:
+def install(data: Any, tracker: Tracker, fetches: Fetches, grad_enabled: Callable[[], bool]) -> None:
     """data: the module torch.utils.data."""
     fetch = data._utils.fetch
     _fetchers(fetch, data._utils, fetches)
-    _loaders(data, tracker)
+    _loaders(data, tracker, grad_enabled)
     _pinning(data._utils.pin_memory, tracker.log)
 
 
@@ -124,7 +124,7 @@ def _timed_fetch(original: Callable[..., Any], utils: Any, fetches: Fetches) -> 
     return fetch
 
 
-def _loaders(data: Any, tracker: Tracker) -> None:
+def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> None:
     loader_class = data.DataLoader
     iterator_class = data.dataloader._BaseDataLoaderIter
     loader_init, iterator_init = loader_class.__init__, iterator_class.__init__
@@ -151,7 +151,7 @@ def _loaders(data: Any, tracker: Tracker) -> None:
         # Workers that start anew at each epoch start here, before the first next: in a run under way that is waiting for data.
         waiting = tracker.mine() and bool(tracker.source)
         if waiting:
-            tracker.push("data_wait")
+            tracker.push(tracker.waits_in(self._gpudiag[0], grad_enabled()))
         try:
             iterator_init(self, loader)
         except BaseException as error:
@@ -181,7 +181,7 @@ def _loaders(data: Any, tracker: Tracker) -> None:
                 raise
         if not tracker.busy:
             tracker.turn("loader", id(self))
-        tracker.push("data_wait")
+        tracker.push(tracker.waits_in(state[0], grad_enabled()))
         began = time.monotonic_ns()
         number = getattr(self, "_rcvd_idx", -1)
         got = False

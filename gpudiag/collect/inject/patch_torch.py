@@ -112,9 +112,11 @@ def _modules(torch: Any, tracker: Tracker) -> None:
                 error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
                 raise
         depth[0] = 1
+        trains = self.training or grad_enabled() or tracker.source != "optimizer"
         if not tracker.busy:
             tracker.turn("forward", id(self))
-        push("forward" if self.training or grad_enabled() or tracker.source != "optimizer" else "eval")
+            tracker.fed(not trains)
+        push("forward" if trains else "eval")
         try:
             return call(self, *args, **kwargs)
         except BaseException as error:

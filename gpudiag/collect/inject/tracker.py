@@ -75,6 +75,8 @@ class Tracker:
         self.count = 0  # completed steps of this source
         self.index = -1  # of the step in progress, over all sources
         self.last_checkpoint, self.saved_in_step = 0, False
+        self.loader = -1  # that gave the last batch
+        self._evaluating: Set[int] = set()  # loaders whose last batch went into an evaluation
         self._cycles = {source: Cycle() for source in SOURCES}
         self._stack: List[List[Any]] = []  # [name, start, ns of inner phases, token of the emitter]
         self._open_step = False
@@ -126,6 +128,19 @@ class Tracker:
             if entry[0] == name:
                 return True
         return False
+
+    def fed(self, evaluates: bool) -> None:
+        """A model is called: what the last batch was for."""
+        if evaluates:
+            self._evaluating.add(self.loader)
+        else:
+            self._evaluating.discard(self.loader)
+
+    def waits_in(self, loader: int, grad_enabled: bool) -> str:
+        """The phase of a wait for a batch: an evaluation within training is kept apart with all that belongs to it."""
+        self.loader = loader
+        apart = self.source == "optimizer" and (loader in self._evaluating or not grad_enabled)
+        return "eval" if apart else "data_wait"
 
     def give_up(self, error: Exception) -> None:
         """Watch nothing from now on, and say why."""
