@@ -22,10 +22,7 @@ HAS_TRACES = (SHARED / "traces" / "REFERENCE.tsv").is_file()
 
 # Rules that no recording, case or sample fires, and why. Whoever adds a rule adds what fires it, or a line here.
 NOT_FIRED = {
-    "busy_but_few_sms": "needs GPU performance counters (nsys --gpu-metrics-device), which no recording here holds",
-    "low_mfu": "the model's FLOPs are in no recording; gpudiag bench gives them",
-    "cpu_oversubscribed": "the scheduler's events (nsys --cpuctxsw) are in no recording here",
-    "memory_fragmented": "the torch allocator's counters are not recorded",
+    "memory_fragmented": "the allocator's events (torch.profiler with profile_memory=True) are in no recording here",
 }
 # Fired by a sample that needs a running script; its live test holds it.
 BY_SAMPLE = {"optimizer_host_loop": "many_small_params/slow"}
