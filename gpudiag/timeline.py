@@ -228,6 +228,20 @@ class CallSite:
 
 
 @dataclass(frozen=True, eq=False)
+class MemoryEvents(Table):
+    """The torch allocator's totals on a GPU after each allocation or free (torch.profiler with profile_memory=True).
+
+    start == end == the moment, ns; device: CUDA index; allocated: bytes in tensors; reserved: bytes taken from the driver.
+    """
+
+    start: Int64
+    end: Int64
+    device: Int32
+    allocated: Int64
+    reserved: Int64
+
+
+@dataclass(frozen=True, eq=False)
 class Samples(Table):
     """NVML at intervals, one row a device and moment. start == end == the moment, ns; nan not read.
 
@@ -346,6 +360,7 @@ class Timeline:
     sites: tuple[CallSite, ...] = ()
     optimizer_params: tuple[int, int] | None = None
     samples: Samples | None = None
+    memory: MemoryEvents | None = None
     devices: Mapping[int, DeviceInfo] = field(default_factory=dict)
     host: HostInfo = HostInfo()
     rank: int = 0

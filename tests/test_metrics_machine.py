@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from builders import Recorder, measured, samples
 
+from gpudiag.metrics import measure
+from gpudiag.metrics.across import run_facts
 from gpudiag.metrics.base import Missing
 from gpudiag.metrics.machine import NAMES
+from gpudiag.rules import judge, load_rules
+from gpudiag.scope import scopes_of
+from gpudiag.timeline import MemoryEvents
 
 MS = 1_000_000
 GB = 1_000_000_000
@@ -99,7 +105,7 @@ def test_no_samples_and_no_busy_sample_are_told_apart() -> None:
 
 def test_the_allocators_counters_are_not_recorded_and_no_command_is_named() -> None:
     got = measured(training())
-    for name in ("memory_fragmented_share", "alloc_retries"):
+    for name in ("memory_fragmented_share",):
         assert isinstance(got[name], Missing)
         assert got[name].record_with == ""
 
@@ -115,3 +121,25 @@ def test_the_timeline_takes_samples_in_the_collectors_own_units(tmp_path) -> Non
     )
     got = measured(training(), samples=read_nvml_samples(path))
     assert (got["power_draw"].value, got["memory_peak_share"].value) == (77, 0.5)
+
+
+def allocator(*rows: tuple[int, int, int]) -> MemoryEvents:
+    """Rows of (ns, allocated GB, reserved GB) on device 0 of 40 GiB."""
+    start, allocated, reserved = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    gb = 1 << 30
+    return MemoryEvents(start, start, np.zeros(len(rows), np.int32), allocated * gb, reserved * gb)
+
+
+def test_the_allocators_events_tell_how_full_and_how_fragmented_it_is() -> None:
+    recorder = Recorder()
+    recorder.steps(4, 1000)
+    for step in range(4):
+        recorder.launch(step * 1000 + 10, step * 1000 + 900)
+    memory = allocator((100, 10, 20), (1500, 20, 36), (2500, 12, 36), (3900, 14, 36))
+    (scope,) = scopes_of(recorder.timeline(memory=memory))
+    got = measure(scope, run_facts([scope]))
+    assert got["memory_peak_share"].value == pytest.approx(36 / 40)
+    assert got["memory_fragmented_share"].value == pytest.approx(1 - 20 / 36)
+    assert got["memory_growth"].value == pytest.approx((14 - 10) / 40), "from the end of the first step to the last's"
+    judged = judge(load_rules(), got, step_time_ns=1000, parts=scope.parts, texts={})
+    assert judged.outcomes["memory_fragmented"] == "fired"

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag import diagnosis
 from gpudiag.account import DEVICE_PARTS, HOST_PARTS
-from gpudiag.metrics.make import BENCH, NOTHING, ON_GPU, PROFILE, PROFILE_NSYS, Value, inapplicable, missing, value
+from gpudiag.metrics.make import BENCH, ON_GPU, PROFILE, PROFILE_NSYS, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS
@@ -56,7 +56,6 @@ def measure(scope: Scope) -> Iterator[Value]:
                 yield value(name, 0, "gpu_ops")
             else:
                 yield missing(name, NO_GPU, ON_GPU)
-    yield missing("sm_active", "gpudiag does not sample GPU performance counters", NOTHING)
     yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
 
 

@@ -45,12 +45,6 @@ BUSY = (
         "imbalance inside a device",
     ),
     M(
-        "sm_active",
-        "ratio",
-        "mean share of SMs with a resident warp while the GPU is busy",
-        source="GPU metrics sampling, which gpudiag does not record today",
-    ),
-    M(
         "mfu",
         "ratio",
         "model FLOPs a second / peak FLOPs a second of the data type",

@@ -212,12 +212,6 @@ LOADER = (
         "threads that exist but sleep",
         _LOADER,
     ),
-    M(
-        "cpu_wait_time",
-        "ns",
-        "time that the launching thread was runnable but not on a CPU while the GPU was idle, a step",
-        source="scheduler events, which gpudiag does not record today",
-    ),
 )
 
 MEMORY = (
@@ -232,12 +226,6 @@ MEMORY = (
         "memory_fragmented_share",
         "ratio",
         "(reserved - allocated) / reserved at the allocated peak",
-        source=_ALLOCATOR,
-    ),
-    M(
-        "alloc_retries",
-        "count",
-        "times that the allocator had to free its cache and try again, in the window",
         source=_ALLOCATOR,
     ),
     M(

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudiag.host import INPUT, named
 from gpudiag.intervals import Int64, Intervals
-from gpudiag.metrics.make import NOTHING, PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.steps import OUR_STEP
 from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
@@ -109,7 +109,6 @@ def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
         # A worker of torch's DataLoader runs with one intra-op thread (torch.set_num_threads(1) in _worker_loop).
         threads = loader.num_workers * max(1, loader.worker_threads) + host.torch_threads
         yield value("cpu_demand", threads, "loader records")
-    yield missing("cpu_wait_time", "gpudiag does not record the scheduler's events", NOTHING)
 
 
 def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:

@@ -27,12 +27,12 @@ def measure(scope: Scope) -> Iterator[Value]:
     if scope.ops is None:
         reason, how = NO_GPU, ON_GPU
     yield _foreign(scope)
-    for name in ("memory_fragmented_share", "alloc_retries"):
-        yield missing(name, "gpudiag does not record the torch allocator's counters", NOTHING)
+    allocator = _allocator(scope)
+    yield allocator["memory_fragmented_share"]
     samples = _busy(scope)
     if samples is None or not len(samples):
         for name in NAMES:
-            yield missing(name, reason, how)
+            yield allocator.get(name) or missing(name, reason, how)
         return
     known = (samples.memory_used >= 0) & (samples.memory_total > 0)
     if known.any():
@@ -68,6 +68,30 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield value(name, float(how(column)), "nvml")
         else:
             yield missing(name, "NVML did not give it", PROFILE)
+
+
+def _allocator(scope: Scope) -> dict[str, Value]:
+    """What the torch allocator's own events tell: how full, how fragmented, growing from step to step."""
+    events = scope.timeline.memory
+    mine = events.take(events.device == scope.device) if events is not None and scope.ops is not None else None
+    if mine is None or not len(mine):
+        reason = "the allocator's events were not recorded (torch.profiler with profile_memory=True)"
+        return {"memory_fragmented_share": missing("memory_fragmented_share", reason, NOTHING)}
+    at_peak = int(mine.allocated.argmax())
+    reserved = max(1, int(mine.reserved[at_peak]))
+    spare = 1 - int(mine.allocated[at_peak]) / reserved
+    found: dict[str, Value] = {"memory_fragmented_share": value("memory_fragmented_share", spare, "allocator events")}
+    info = scope.timeline.devices.get(scope.device)
+    if info is None or not info.memory_bytes:
+        return found
+    peak = int(mine.reserved.max()) / info.memory_bytes
+    found["memory_peak_share"] = value("memory_peak_share", peak, "allocator events")
+    if len(scope.steps) >= 2:
+        row = np.searchsorted(mine.start, scope.steps.end, side="right") - 1
+        if row[0] >= 0:
+            grown = int(mine.allocated[row[-1]]) - int(mine.allocated[row[0]])
+            found["memory_growth"] = value("memory_growth", grown / info.memory_bytes, "allocator events")
+    return found
 
 
 def _foreign(scope: Scope) -> Value:

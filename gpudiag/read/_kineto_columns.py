@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64
-from gpudiag.read._kineto_events import NO_ARGS, Args, Event, Instant
+from gpudiag.read._kineto_events import NO_ARGS, Args, Event, Instant, MemoryArgs
 from gpudiag.read._kineto_times import INVALID, exact_ns
 from gpudiag.timeline import Bool
 
@@ -81,13 +81,20 @@ class Columns:
     def add(self, events: Iterable[object]) -> None:
         """Append the events of one piece. Whole columns at a time: a call into numpy costs as much as 50 events."""
         by_category: dict[str, list[Event]] = defaultdict(list)
+        memory: list[tuple[Instant, MemoryArgs]] = []
         for event in events:
             if type(event) is Event:
                 by_category[event.cat].append(event)
+            elif type(event) is Instant and event.name == "[memory]":
+                args = event.args
+                if args is not None and args.kind > 0 and args.device >= 0 and args.reserved >= args.allocated >= 0:
+                    memory.append((event, args))
             elif type(event) is Instant and (
                 event.name == "Record Window End" or event.name.startswith("Iteration Start")
             ):
                 self.window += [int(ns) for ns in exact_ns([event.ts]) if ns not in (INVALID, 0)]
+        if memory:
+            self._append_memory(memory)
         rows: list[Event] = []
         spans: list[tuple[str, slice]] = []
         for category, found in by_category.items():
@@ -97,6 +104,18 @@ class Columns:
                 rows += found
         if rows:
             self._append(rows, spans)
+
+    def _append_memory(self, events: list[tuple[Instant, MemoryArgs]]) -> None:
+        start = exact_ns([event.ts for event, _ in events])
+        usable = (start != INVALID) & (start > 0)
+        columns = {
+            "start": start,
+            "device": np.array([args.device for _, args in events], np.int64),
+            "allocated": np.array([args.allocated for _, args in events], np.int64),
+            "reserved": np.array([args.reserved for _, args in events], np.int64),
+        }
+        for column, values in columns.items():
+            self.parts["memory"][column].append(values[usable])
 
     def _append(self, rows: list[Event], spans: list[tuple[str, slice]]) -> None:
         count = len(rows)

@@ -42,11 +42,21 @@ class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
+class MemoryArgs(msgspec.Struct, gc=False):
+    """args of `[memory]` (profile_memory=True): the allocator's totals after the event, bytes; device type 0 is the CPU."""
+
+    device: _Int = msgspec.field(default=-1, name="Device Id")
+    kind: _Int = msgspec.field(default=0, name="Device Type")
+    allocated: _Int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: _Int = msgspec.field(default=-1, name="Total Reserved")
+
+
 class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     """A moment: `Record Window End`, `[memory]`."""
 
     name: str = ""
     ts: msgspec.Raw = _NOTHING
+    args: MemoryArgs | None = None
 
 
 # Flows, metadata, counters and the other phases of the Chrome trace format: a third of a trace, and nothing in them is used.

@@ -24,6 +24,7 @@ from gpudiag.timeline import (
     CpuOps,
     GpuOps,
     Int32,
+    MemoryEvents,
     Overheads,
     PyCalls,
     Ranges,
@@ -84,6 +85,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         for table, parts in columns.parts.items()
     }
     columns.parts.clear()
+    memory = _memory(tables.pop("memory", None))
     _drop_clamped(tables, columns.repairs)
     _move_user_scopes(tables, names)
     api = _api_calls(tables.pop("api", None), names)
@@ -112,6 +114,7 @@ def build(path: Path, columns: Columns, meta: Meta, diagnostics: Sequence[str], 
         cpu_ops=cpu,
         py_calls=python,
         overheads=overhead,
+        memory=memory,
         devices=devices(meta),
         host=host(meta),
         rank=(distributed and distributed.rank) or 0,
@@ -233,6 +236,21 @@ def _overheads(columns: _Columns | None, names: Codes) -> Overheads | None:
         return None
     columns["is_queue_full"] = _by_name(columns["name"], names, _QUEUE_FULL)
     return _table(Overheads, columns)
+
+
+def _memory(columns: _Columns | None) -> MemoryEvents | None:
+    """The allocator's totals in order of time; None without any about a GPU."""
+    if columns is None or not columns["start"].size:
+        return None
+    order = np.argsort(columns["start"], kind="stable")
+    start = columns["start"][order]
+    return MemoryEvents(
+        start=start,
+        end=start,
+        device=columns["device"][order].astype(np.int32),
+        allocated=columns["allocated"][order],
+        reserved=columns["reserved"][order],
+    )
 
 
 def _python(columns: _Columns | None, cpu: CpuOps | None, ranges: Ranges | None) -> PyCalls | None:

@@ -160,7 +160,7 @@ CASES = (
     Case("dp-inmemory-collate", in_memory, ("loader_per_sample_in_memory",), silent=("loader_workers_zero", "loader_too_few_workers"),
          bound_by="input", says_not=("num_workers=",)),
     Case("dp-worker-start-serial-pickle", slow_start, also=("loader_slow_start",), silent=LOADER),
-    Case("dp-oversubscription-benign", oversubscribed_but_hidden, silent=(*LOADER, "cpu_oversubscribed"), status="healthy"),
+    Case("dp-oversubscription-benign", oversubscribed_but_hidden, silent=LOADER, status="healthy"),
     Case("dp-affinity-one-core", one_core, ("cpus_restricted",), silent=("loader_too_few_workers", "loader_workers_zero"),
          bound_by="input"),
     Case("dp-every-nth-step", every_nth, ("loader_storage_bound", "loader_too_few_workers", "loader_wait"), ("periodic_stall",),
