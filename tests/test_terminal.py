@@ -10,7 +10,7 @@ from hostile import assert_harmless, hostile_diagnosis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.diagnosis import AccountInfo, Diagnosis, KernelRow, NotJudged, Verdict
+from gpudiag.diagnosis import NO_GPU_WORK, AccountInfo, Diagnosis, KernelRow, NotJudged, Verdict
 from gpudiag.report.facts import merged_kernels
 from gpudiag.report.terminal import render
 from gpudiag.report.text import apportion, clean, columns, short_kernel
@@ -27,7 +27,7 @@ ALL = [
 def test_a_report_fits_80_columns_and_one_screen(make: object) -> None:
     text = render(make())  # type: ignore[operator]
     assert max(map(columns, text.splitlines())) <= 80
-    assert text.count("\n") <= 60
+    assert text.count("\n") <= 62
     assert "\x1b" not in text
     assert text.endswith("\n") and not text.endswith("\n\n")
 
@@ -58,14 +58,14 @@ def test_the_four_steps_stand_in_order_each_with_what_is_known() -> None:
     lines = render(sample_diagnosis.bottleneck()).splitlines()
     steps = [line for line in lines if re.match(r"\d  ", line)]
     assert [line[:4].strip() for line in steps] == ["1  O", "2  D", "3  C", "4  L"]
-    assert steps[0].endswith("1 finding")
+    assert steps[0].endswith("2 findings, 1 explained by another")
     assert steps[1].endswith("all clear (2 rules), 1 not judged")
     assert steps[2].endswith("all clear (3 rules)")
 
 
 def test_a_finding_says_its_bound_its_place_and_how_to_know_that_the_fix_worked() -> None:
     text = " ".join(render(sample_diagnosis.bottleneck()).split())
-    assert "CRITICAL The GPU waits for the DataLoader loader_wait" in text
+    assert "CRITICAL The GPU waits for the DataLoader loader_wait: at most 16.9 ms" in text
     assert "at most 16.9 ms of 41.2 ms per step (41 %), at train.py:42" in text
     assert "change raise num_workers from 1 to 5" in text
     assert "only if the host has CPUs to spare" in text
@@ -76,7 +76,26 @@ def test_a_finding_says_its_bound_its_place_and_how_to_know_that_the_fix_worked(
 def test_an_effect_stands_under_its_cause_and_nowhere_else() -> None:
     text = render(sample_diagnosis.bottleneck())
     assert text.count("gpu_idle") == 1
-    assert "see also The GPU is idle 48 % of the time (gpu_idle)" in text
+    assert "explains The GPU is idle 48 % of the time (gpu_idle)" in text
+
+
+def test_what_comes_later_in_the_method_is_not_called_an_effect() -> None:
+    later = sample_diagnosis.finding("hot_kernel", bound_ns=0, caused_by="loader_wait", relation="after", title="Hot")
+    text = render(sample_diagnosis.bottleneck(findings=(sample_diagnosis.finding(), later)))
+    assert "later    Hot (hot_kernel): look again when the GPU is busy" in text
+    assert "explains" not in text
+
+
+def test_a_step_whose_findings_stand_elsewhere_is_not_all_clear() -> None:
+    """It says how many and where: the HTML report lists them in that step."""
+    cause = sample_diagnosis.finding("launch_bound")
+    effect = sample_diagnosis.finding("gpu_idle", bound_ns=0, caused_by="launch_bound", relation="effect")
+    later = sample_diagnosis.finding("hot_kernel", bound_ns=0, caused_by="launch_bound", relation="after")
+    lines = render(sample_diagnosis.bottleneck(findings=(cause, effect, later))).splitlines()
+    steps = [line for line in lines if re.match(r"\d  ", line)]
+    assert steps[0].endswith("1 finding, explained under step 4")
+    assert steps[2].endswith("1 finding, after step 4")
+    assert steps[3].endswith(" 1 finding")
 
 
 def test_a_finding_whose_cause_is_absent_stands_for_itself() -> None:
@@ -94,14 +113,14 @@ def test_an_estimate_is_printed_beside_the_bound() -> None:
 def test_a_healthy_run_gets_a_short_calm_report() -> None:
     text = render(sample_diagnosis.healthy())
     assert text.count("\n") <= 26
-    assert text.count("all clear") == 4
+    assert text.count("all clear") == 5  # the four steps and the machine
     assert "CRITICAL" not in text and "WARNING" not in text
 
 
 def test_cannot_judge_is_said_aloud_with_how_to_record_it() -> None:
     text = render(sample_diagnosis.cannot_judge())
     assert "CANNOT JUDGE: 2 kernels" in text
-    assert text.count("cannot judge: fewer than 3 steps") == 4
+    assert text.count("cannot judge: fewer than 3 steps") == 5
     assert "  gpudiag profile --steps 20 SCRIPT: gpu_idle, loader_wait, " in text
     assert "all clear" not in text
 
@@ -211,13 +230,28 @@ def test_rules_that_miss_metrics_for_one_reason_are_one_entry() -> None:
     blind = tuple(
         NotJudged(
             rule,
-            f"{metric}: no GPU work was recorded; other_{metric}: no GPU work was recorded",
+            f"{metric}: no steps are known; other_{metric}: no steps are known",
             "gpudiag profile SCRIPT",
         )
         for rule, metric in (("exposed_copy", "copy_exposed"), ("gpu_idle", "gpu_busy"))
     )
     text = render(sample_diagnosis.bottleneck(not_judged=blind))
-    assert "  gpudiag profile SCRIPT: exposed_copy, gpu_idle (no GPU work was recorded)\n" in text
+    assert "  gpudiag profile SCRIPT: exposed_copy, gpu_idle (no steps are known)\n" in text
+
+
+def test_the_gpu_rules_of_a_run_without_gpu_work_are_one_line() -> None:
+    blind = tuple(NotJudged(f"rule_{i}", f"m{i}: {NO_GPU_WORK}; n: NVML was not sampled", "") for i in range(30))
+    other = NotJudged("other", "x: not sampled", "gpudiag profile SCRIPT")
+    text = render(sample_diagnosis.bottleneck(not_judged=(*blind, other)))
+    assert "  30 rules about GPU work: no GPU work was recorded\n  gpudiag profile SCRIPT: other" in text
+    assert "rule_7" not in text
+
+
+def test_the_unjudged_rules_of_the_steps_add_up_to_the_total() -> None:
+    blind = [NotJudged(rule, "x: not sampled", "") for rule in ("gpu_idle", "clocks_throttled")]
+    text = render(sample_diagnosis.healthy(not_judged=tuple(blind)))
+    assert "2 rules: unknown" in text
+    assert sum(int(n) for n in re.findall(r", (\d+) not judged$", text, re.MULTILINE)) == 2
 
 
 def test_many_rules_that_one_command_would_judge_are_counted() -> None:
@@ -231,10 +265,12 @@ def test_the_next_command_names_what_the_user_named() -> None:
     assert "gpudiag analyze 'my ranks' b.gz --html report.html" in text
 
 
-def test_a_long_title_moves_the_rule_to_the_next_line() -> None:
-    found = sample_diagnosis.finding(title="A title so long that the id of its rule has no room beside it")
-    text = render(sample_diagnosis.bottleneck(findings=(found,)))
-    assert "at train.py:42 [loader_wait]" in text
+@pytest.mark.parametrize(
+    "title", ["Short", "A title so long that the id of its rule would have no room beside it, at all"]
+)
+def test_the_id_of_a_rule_stands_in_one_place_whatever_the_title(title: str) -> None:
+    text = render(sample_diagnosis.bottleneck(findings=(sample_diagnosis.finding(title=title),)))
+    assert re.search(r"^    loader_wait: at most .* at train\.py:42$", text, re.MULTILINE)
 
 
 def test_a_close_call_is_said() -> None:

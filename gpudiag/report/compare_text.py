@@ -227,13 +227,8 @@ def _findings(page: Page, comparison: Comparison) -> None:
         rule = clean(finding.rule, 30)
         title = clean(finding.title, 200)
         bound = bound_text(finding)
-        room = page.width - 8 - columns(title) - columns(rule) - 1
-        if room >= 0:
-            page.add(f"  {page.paint(mark, style)} {title}{' ' * (room + 1)}{page.paint(rule, DIM)}")
-        else:
-            page.prose(title, 2, f"{mark} ", lead_style=style)
-            bound = f"{bound} [{rule}]".lstrip()
-        page.prose(bound, 8)
+        page.prose(title, 2, f"{mark} ", lead_style=style)
+        page.prose(bound, 8, f"{rule}: " if bound else rule, lead_style=DIM, hang=8)
     if len(own) > _MOST_FINDINGS:
         page.add(f"  and {len(own) - _MOST_FINDINGS} more: --json lists them")
     _effects(page, [f for f in comparison.findings if f.caused_by])
@@ -247,7 +242,7 @@ def _effects(page: Page, effects: Sequence[FindingChange]) -> None:
         rules = [clean(f.rule, 30) for f in effects if f.status == status]
         if rules:
             said.append(f"{STATUSES[status]} {', '.join(rules)}")
-    page.prose("; ".join(said), 2, "effects of these: ", lead_style=DIM, hang=4, lines=3)
+    page.prose("; ".join(said), 2, "shown under these: ", lead_style=DIM, hang=4, lines=3)
 
 
 def _notes(page: Page, comparison: Comparison) -> None:

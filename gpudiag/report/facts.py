@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpudiag.diagnosis import AccountInfo, Diagnosis, Finding, KernelRow, NotJudged, StepName
+from gpudiag.diagnosis import (
+    NO_GPU_WORK,
+    STEP_ORDER,
+    AccountInfo,
+    Diagnosis,
+    Finding,
+    KernelRow,
+    NotJudged,
+    StepName,
+)
 from gpudiag.report.text import clean
 from gpudiag.units import format_ns, format_percent
 
@@ -51,6 +61,13 @@ PART_LABELS: dict[str, str] = {
     "host.other": "other host code",
 }
 
+# Parts whose name alone leaves a reader guessing; said below the legend where they take much.
+PART_MEANINGS: dict[str, str] = {
+    "idle.unknown": "the recording does not show what the GPU waited for",
+    "idle.host": "the host was busy outside launches, waits and the framework (Python, other libraries)",
+    "host.other": "the main thread was outside every recorded phase and operator (Python, other libraries, waits)",
+}
+NOTABLE_PART = 0.03  # share of the window from which a part's meaning is told: the least share of a finding
 
 _METRIC = re.compile(r"^[a-z][a-z0-9_]*: ")
 _LABEL = re.compile(r"^(?:Healthy|Cannot judge|Bound by [a-z ]+): ", re.IGNORECASE)
@@ -94,7 +111,32 @@ def findings_of(diagnosis: Diagnosis, step: StepName) -> list[Finding]:
 
 
 def effects_of(diagnosis: Diagnosis, cause: Finding) -> list[Finding]:
+    """What is shown under a finding, whatever their relation."""
     return [f for f in diagnosis.findings if f.caused_by == cause.rule != f.rule]
+
+
+def relations(diagnosis: Diagnosis, cause: Finding) -> list[tuple[str, list[Finding], str]]:
+    """What is shown under a finding as (word, findings, note): those that it explains, those without a time of their own
+    that belong to it, and those that the method puts after it."""
+    under = effects_of(diagnosis, cause)
+    later = [f for f in under if f.relation == "after"]
+    explained = [f for f in under if f not in later and f.share > 0]
+    beside = [f for f in under if f not in later and f not in explained]
+    groups = [
+        ("explains", explained, ""),
+        ("see also", beside, ""),
+        ("later", later, "look again when the GPU is busy"),
+    ]
+    return [(word, findings, note) for word, findings, note in groups if findings]
+
+
+def relation_sentence(finding: Finding, cause: str) -> str:
+    """How a finding stands to the one that it is shown under; cause: what the report calls that one."""
+    if finding.relation == "after":
+        return f"Comes after {cause}: mend that first, and look again when the GPU is busy."
+    if finding.share > 0:
+        return f"Explained by {cause}: mend that first, then look again. Its time is counted there."
+    return f"Belongs to {cause}, and costs no time of its own."
 
 
 def not_judged_of(diagnosis: Diagnosis, step: StepName) -> list[NotJudged]:
@@ -114,13 +156,28 @@ def reason(missing: str) -> str:
 
 
 def grouped(not_judged: Iterable[NotJudged]) -> Iterator[tuple[list[str], str, str]]:
-    """(rule ids, why, how to record it) for rules that miss the same thing: the largest groups first, one `how` after the other."""
+    """(rule ids, why, how to record it) for rules that miss the same thing: the largest groups first, one `how` after the other.
+
+    Rules about GPU work of a run without any are one group, the first, whatever else they miss.
+    """
+    items = list(not_judged)
+    without_gpu = [item.rule for item in items if NO_GPU_WORK in item.missing]
+    if without_gpu:
+        yield without_gpu, NO_GPU_WORK, ""
     groups: dict[tuple[str, str], list[str]] = {}
-    for item in not_judged:
-        groups.setdefault((reason(item.missing), item.record_with), []).append(item.rule)
+    for item in items:
+        if NO_GPU_WORK not in item.missing:
+            groups.setdefault((reason(item.missing), item.record_with), []).append(item.rule)
     first = {how: i for i, (_, how) in reversed(list(enumerate(groups)))}
     for (missing, how), rules in sorted(groups.items(), key=lambda item: (first[item[0][1]], -len(item[1]))):
         yield rules, missing, how
+
+
+def about_gpu_work(rules: Sequence[str], missing: str) -> str:
+    """`50 rules about GPU work` for the group of rules that a run without GPU work leaves unjudged; "" for any other."""
+    if missing != NO_GPU_WORK:
+        return ""
+    return f"{len(rules)} rule{'s' if len(rules) > 1 else ''} about GPU work"
 
 
 def verdict_label(diagnosis: Diagnosis) -> str:
@@ -137,12 +194,21 @@ def headline(diagnosis: Diagnosis) -> str:
 
 
 def step_status(diagnosis: Diagnosis, step: StepName) -> str:
-    """What is known of a step in a few words: `2 findings`, `all clear (7 rules), 1 not judged`, `cannot judge: no copies recorded`."""
-    findings = findings_of(diagnosis, step)
+    """What is known of a step in a few words: `2 findings`, `1 finding, explained under step 4`,
+    `all clear (7 rules), 1 not judged`, `cannot judge: no copies recorded`."""
+    own = findings_of(diagnosis, step)
+    under = [f for f in diagnosis.findings if f.step == step and f not in own]
     clear, blind = clear_count(diagnosis, step), not_judged_of(diagnosis, step)
     unseen = f", {len(blind)} not judged" if blind else ""
-    if findings:
-        return f"{len(findings)} finding{'s' if len(findings) > 1 else ''}{unseen}"
+    if own or under:
+        count = len(own) + len(under)
+        clauses = [f"{count} finding{'s' if count > 1 else ''}"]
+        for later, word in ((False, "explained "), (True, "after ")):
+            some = [f for f in under if (f.relation == "after") is later]
+            if some:
+                number = "" if len(some) == count else f"{len(some)} "
+                clauses.append(number + word + _place_of_causes(diagnosis, some, step, "" if later else "under "))
+        return ", ".join(clauses) + unseen
     if clear:
         return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}"
     if blind:
@@ -150,10 +216,31 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
 
 
+def _place_of_causes(diagnosis: Diagnosis, findings: Sequence[Finding], here: StepName, under: str) -> str:
+    """`by another` in the same step, else `under step 4`, `under steps 1 and 4`."""
+    causes = {finding.caused_by for finding in findings}
+    places = {f.step for f in diagnosis.findings if f.rule in causes}
+    if places == {here}:
+        return "by another" if under else "another"
+    numbers = [str(i) for i, step in enumerate(STEP_ORDER, 1) if step in places and step != "environment"]
+    names = [f"step{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"] if numbers else []
+    names += [STEP_TITLES["environment"]] if "environment" in places else []
+    return under + " and ".join(names)
+
+
+def shown_steps(diagnosis: Diagnosis) -> list[StepName]:
+    """The four steps, and the machine where any rule about it was judged or tried."""
+    tried = {*diagnosis.rule_steps.values(), *(f.step for f in diagnosis.findings)}
+    return [step for step in STEP_ORDER if step != "environment" or step in tried]
+
+
 def steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     if not steps.count or steps.median_ns is None or all(a.scope == "span" for a in diagnosis.accounts):
-        return "Judged as one span, start-up included: no steady steps."
+        start = (
+            "The figures are those of one span" if diagnosis.verdict.status == "cannot_judge" else "Judged as one span"
+        )
+        return f"{start}, start-up included: no steady steps."
     line = f"{steps.count} steady step{'s' if steps.count != 1 else ''}, median {format_ns(steps.median_ns)}"
     if steps.p99_ns is not None and steps.count > 1:
         line += f", p99 {format_ns(steps.p99_ns)}"
@@ -230,7 +317,7 @@ def merged_kernels(rows: Iterable[KernelRow]) -> list[KernelRow]:
 
 def next_commands(diagnosis: Diagnosis, inputs: Sequence[str] = ()) -> list[tuple[str, str]]:
     """(command to type, what for). inputs: what the user named on the command line, else the recording itself."""
-    paths = " ".join(shlex.quote(clean(path)) for path in inputs or (diagnosis.source.path or "RECORDING",))
+    paths = " ".join(shell_word(path) for path in inputs or (diagnosis.source.path or "RECORDING",))
     commands = []
     if diagnosis.verdict.status != "cannot_judge":
         commands.append((f"gpudiag analyze {paths} --html report.html", "on a timeline"))
@@ -240,3 +327,14 @@ def next_commands(diagnosis: Diagnosis, inputs: Sequence[str] = ()) -> list[tupl
     if not commands:
         commands.append(("gpudiag profile SCRIPT", "record the run so that it can be judged"))
     return commands
+
+
+def shell_word(path: str) -> str:
+    """A path to copy into a shell, where it names the same file: what cannot be printed is written as bytes, `$'a\\x0ab'`."""
+    if path.isprintable():
+        return shlex.quote(path)
+    spelled = "".join(
+        f"\\x{byte:02x}" if byte < 0x20 or byte > 0x7E or chr(byte) in "\\'" else chr(byte)
+        for byte in os.fsencode(path)
+    )
+    return f"$'{spelled}'"

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gpudiag.diagnosis import STEP_ORDER, AccountInfo, Diagnosis, Finding, Severity
+from gpudiag.diagnosis import SEVERITY_ORDER, AccountInfo, Diagnosis, Finding, Severity
 from gpudiag.report import facts
 from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, missing_groups, run_tables
 from gpudiag.report.palette import ALL_STYLES, part_style
@@ -56,8 +56,7 @@ def render(diagnosis: Diagnosis) -> str:
         figures=_figures(diagnosis),
         accounts=_accounts(diagnosis),
         more_accounts=max(0, len(diagnosis.accounts) - MAX_ACCOUNTS),
-        path=path[:4],
-        path_all=[step for step in path if step["id"] != "environment" or step["findings"]],
+        path=path,
         views=shown,
         step_charts=_step_charts(diagnosis),
         findings_lead=_findings_lead(diagnosis),
@@ -203,24 +202,25 @@ def _account(title: str, about: str, parts: dict[str, int], compact: bool) -> di
 
 
 def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of the method with what was found in each. state: critical | warning | info | clear | blind."""
-    path = []
-    for number, step in enumerate(STEP_ORDER, 1):
+    """The steps of the method with what was found in each. state: critical | warning | info | explained | clear
+    | blind."""
+    path: list[dict[str, Any]] = []
+    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
         mine = [finding for finding in findings if finding["step"] == step]
-        standing = [finding for finding in mine if not finding["caused_by"]] or mine
+        standing = facts.findings_of(diagnosis, step)
         if standing:
-            state = min((f["severity"] for f in standing), key=("critical", "warning", "info").index)
-            glyph = SEVERITY_GLYPHS[state]
+            worst = min((f.severity for f in standing), key=SEVERITY_ORDER.index)
+            state, glyph = worst, SEVERITY_GLYPHS[worst]
+        elif mine:
+            state, glyph = "explained", "↳"
         else:
             clear = facts.clear_count(diagnosis, step) > 0
             state, glyph = ("clear", "✓") if clear else ("blind", "?" if facts.not_judged_of(diagnosis, step) else "–")
         says = facts.step_status(diagnosis, step)
-        if mine and not facts.findings_of(diagnosis, step):
-            says = f"{len(mine)} explained by another finding"
         path.append(
             {
                 "id": step,
-                "number": number if number <= 4 else "+",
+                "number": number if step != "environment" else "+",
                 "title": facts.STEP_TITLES[step],
                 "state": state,
                 "glyph": glyph,
@@ -237,7 +237,7 @@ def _findings_lead(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return f"No rule fired.{judged}"
     return (
-        "“At most” is the time that would be won if this cost were gone entirely; “expected” replays the step without it. "
+        "“At most” is the time that would be won if this cost were gone entirely; “estimate” replays the step without it. "
         f"Mend earlier steps first: they often explain what shows up later.{judged}"
     )
 
@@ -266,6 +266,7 @@ def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Pi
         "where": clean(finding.where, 200),
         "caused_by": clean(finding.caused_by, 80),
         "cause": causes.get(finding.caused_by),
+        "relation": facts.relation_sentence(finding, "\0").split("\0") if finding.caused_by else None,
         "bound": format_ns(finding.bound_ns) if finding.bound_ns else "",
         "per": _per(diagnosis, finding),
         "share": format_percent(finding.share),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpudiag.diagnosis import Diagnosis, MetricValue
-from gpudiag.report.facts import device_label, grouped, merged_kernels
+from gpudiag.report.facts import about_gpu_work, device_label, grouped, merged_kernels
 from gpudiag.report.text import clean, short_kernel
 from gpudiag.units import format_bytes, format_ns, format_percent, format_rate
 
@@ -49,7 +49,11 @@ def missing_groups(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """What could not be judged, by the command that would record it: what is missing, and for which rules."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for rules, missing, record_with in grouped(diagnosis.not_judged):
-        item = {"what": clean(missing, 600) or "not recorded", "rules": [clean(rule, 80) for rule in rules]}
+        item = {
+            "what": clean(missing, 600) or "not recorded",
+            "rules": [clean(rule, 80) for rule in rules],
+            "folded": about_gpu_work(rules, missing),
+        }
         groups.setdefault(clean(record_with, 600), []).append(item)
     return [
         {"record_with": how, "is_command": how.startswith("gpudiag "), "missing": items}

@@ -51,6 +51,8 @@ def render(diagnosis: Diagnosis, fail_on: Severity = "warning") -> str:
 
 def _told(diagnosis: Diagnosis, finding: Finding) -> str:
     lines = [facts.bound_line(diagnosis, finding), finding.summary]
+    if finding.caused_by:
+        lines.append(facts.relation_sentence(finding, finding.caused_by))
     lines += [f"{item.label}: {item.value}" for item in finding.evidence]
     text = [clean(line) for line in lines if line]
     for fix in finding.fixes:

@@ -40,8 +40,9 @@ def render(diagnosis: Diagnosis) -> str:
     ]
     lines += _account(diagnosis)
     lines += ["| Step | Result |", "|---|---|"]
-    for number, step in enumerate(STEP_ORDER[:4], 1):
-        lines.append(f"| {number} {facts.STEP_TITLES[step]} | {escape(facts.step_status(diagnosis, step))} |")
+    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
+        title = facts.STEP_TITLES[step] if step == "environment" else f"{number} {facts.STEP_TITLES[step]}"
+        lines.append(f"| {title} | {escape(facts.step_status(diagnosis, step))} |")
     lines.append("")
     roots = [f for step in STEP_ORDER for f in facts.findings_of(diagnosis, step)]
     for finding in [f for f in diagnosis.findings if f in roots]:
@@ -49,7 +50,7 @@ def render(diagnosis: Diagnosis) -> str:
     lines += _kernels(diagnosis)
     if diagnosis.not_judged:
         entries = [
-            f"- {', '.join(code(rule) for rule in rules)}: {escape(missing)}"
+            f"- {facts.about_gpu_work(rules, missing) or ', '.join(code(rule) for rule in rules)}: {escape(missing)}"
             + (f"; record: {code(how)}" if how else "")
             for rules, missing, how in facts.grouped(diagnosis.not_judged)
         ]
@@ -104,9 +105,9 @@ def _finding(diagnosis: Diagnosis, finding: Finding) -> list[str]:
         body += [f"**Only if:** {escape(fix.only_if)}  "] if fix.only_if else []
         body += [f"**Proof:** {escape(fix.proof)}"] if fix.proof else []
         body += ["", *_block(fix.code)] if fix.code.strip() else []
-    effects = facts.effects_of(diagnosis, finding)
-    if effects:
-        body += ["", "See also: " + "; ".join(f"{escape(effect.title)} ({code(effect.rule)})" for effect in effects)]
+    for word, under, note in facts.relations(diagnosis, finding):
+        listed = "; ".join(f"{escape(one.title)} ({code(one.rule)})" for one in under)
+        body += ["", f"{word.capitalize()}: {listed}" + (f" ({note})" if note else "")]
     if finding.wrong_when:
         body += ["", f"Wrong when: {escape(finding.wrong_when)}"]
     summary = f"{_SIGN[finding.severity]} <b>{escape_html(finding.title)}</b>: {escape_html(facts.bound_line(diagnosis, finding))}"

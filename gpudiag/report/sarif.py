@@ -79,6 +79,8 @@ def _rule(finding: Finding) -> dict[str, Any]:
 def _result(diagnosis: Diagnosis, finding: Finding, index: int, root: Path | None) -> dict[str, Any]:
     place = _PLACE.match(finding.where)
     sentences = [finding.title, facts.bound_line(diagnosis, finding), finding.summary]
+    if finding.caused_by:
+        sentences.append(facts.relation_sentence(finding, finding.caused_by))
     text = [" ".join(_sentence(sentence) for sentence in sentences if sentence)]
     for fix in finding.fixes:
         text.append(
@@ -103,6 +105,7 @@ def _result(diagnosis: Diagnosis, finding: Finding, index: int, root: Path | Non
     }
     if finding.caused_by:
         properties["causedBy"] = clean(finding.caused_by)
+        properties["relation"] = finding.relation
     return {
         "ruleId": clean(finding.rule),
         "ruleIndex": index,
@@ -140,7 +143,11 @@ def _fingerprint(finding: Finding, file: str) -> str:
 def _invocation(diagnosis: Diagnosis) -> dict[str, Any]:
     notes = [("warning", warning) for warning in diagnosis.warnings]
     notes += [
-        ("note", f"{', '.join(rules)} not judged: {missing}" + (f"; record with: {how}" if how else ""))
+        (
+            "note",
+            f"{facts.about_gpu_work(rules, missing) or ', '.join(rules)} not judged: {missing}"
+            + (f"; record with: {how}" if how else ""),
+        )
         for rules, missing, how in facts.grouped(diagnosis.not_judged)
     ]
     return {

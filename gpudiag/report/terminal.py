@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
 from gpudiag.report import facts
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, MOST_LINES, YELLOW, Page
-from gpudiag.report.text import apportion, clean, clean_code, columns, cut, cut_start, short_kernel
+from gpudiag.report.text import apportion, clean, clean_code, columns, cut_start, short_kernel
 from gpudiag.units import format_ns, format_percent
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
@@ -20,7 +20,7 @@ _IDLE_STYLES = ("91", "95", "93", "96", "94")
 
 # These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
 _FULL_FINDINGS = 2
-_MOST_EVIDENCE = 4
+_MOST_EVIDENCE = 6
 _CRUMB = 0.005  # share of the window below which a part has no cell of its own in a bar of 76
 _MOST_CODE_LINES = 8
 _MOST_DEVICES = 8
@@ -47,8 +47,8 @@ def render(
 
 def _verdict(page: Page, diagnosis: Diagnosis) -> None:
     verdict, source = diagnosis.verdict, diagnosis.source
-    others = len({account.rank for account in diagnosis.accounts}) - 1
-    end = f"{f' and {others} more ranks' if others > 0 else ''}  {clean(source.recorder, 30)}"
+    recordings = len({account.rank for account in diagnosis.accounts})
+    end = f"{f', {recordings} recordings' if recordings > 1 else ''}  {clean(source.recorder, 30)}"
     start = f"gpudiag {clean(diagnosis.gpudiag, 20)}  "
     path = cut_start(clean(source.path), page.width - len(start) - columns(end))
     page.add(page.paint(start + path + end, DIM))
@@ -90,6 +90,7 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
             if share
         ],
     )
+    _meanings(page, diagnosis, parts)
     if len(accounts) > 1:
         _device_table(page, diagnosis, many_ranks)
 
@@ -122,11 +123,25 @@ def _glyphs(names: Sequence[str], ascii_only: bool) -> list[tuple[str, str]]:
 
 
 def _legend(page: Page, entries: Sequence[tuple[str, str]]) -> None:
+    """In two columns where the longest label fits into one, down the left column first: the order of the bar."""
     cell = (page.width - 2) // 2
-    half = (len(entries) + 1) // 2  # down the left column first: the order of the bar
+    if any(columns(text) > cell - 3 for _, text in entries):
+        for glyph, text in entries:
+            page.add(f"  {glyph} {text}")
+        return
+    half = (len(entries) + 1) // 2
     for i in range(half):
         pair = [entries[i], *entries[half + i : half + i + 1]]
-        page.add("  " + "".join(f"{glyph} {cut(text, cell - 3):<{cell - 2}}" for glyph, text in pair))
+        page.add("  " + "".join(f"{glyph} {text:<{cell - 2}}" for glyph, text in pair))
+
+
+def _meanings(page: Page, diagnosis: Diagnosis, parts: Sequence[tuple[str, int, str]]) -> None:
+    whole = sum(value for _, value, _ in parts)
+    for name, value, label in parts:
+        if name in facts.PART_MEANINGS and value >= facts.NOTABLE_PART * whole:
+            page.prose(
+                facts.PART_MEANINGS[name], 2, f"{label.removeprefix('idle: ')}: ", style=DIM, lead_style=DIM, hang=4
+            )
 
 
 def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
@@ -149,10 +164,8 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
     own = {step: facts.findings_of(diagnosis, step) for step in STEP_ORDER}
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
     after_finding = True
-    for number, step in enumerate(STEP_ORDER, 1):
-        if step == "environment" and not own[step]:
-            continue
-        if after_finding or own[step]:
+    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
+        if own[step] or (after_finding and step != "environment"):
             page.add()
         after_finding = bool(own[step])
         title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
@@ -164,44 +177,46 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
 def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Finding]) -> str:
     if findings:
         return _SEVERITY_STYLE[min((f.severity for f in findings), key=SEVERITY_ORDER.index)]
+    if any(f.step == step for f in diagnosis.findings):
+        return ""
     return GREEN if facts.clear_count(diagnosis, step) else YELLOW
 
 
 def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | None) -> None:
-    """place: among the findings of warning or above, largest first; None for a hint. The first ones are told in full."""
+    """place: among the findings of warning or above, largest first; None for a hint. The first ones are told in full.
+
+    The line below the title begins with the rule's id, always there.
+    """
     full = place is not None and place < _FULL_FINDINGS
     rule, title, label = clean(finding.rule, 30), clean(finding.title, 200), f"  {finding.severity.upper():<8} "
     style, bound = _SEVERITY_STYLE[finding.severity], facts.bound_line(diagnosis, finding)
-    room = page.width - len(label) - columns(title) - len(rule)
-    if room >= 2:
-        page.add(page.paint(label, style) + page.paint(title, BOLD) + " " * room + page.paint(rule, DIM))
-    else:
-        page.prose(title, 0, label, style=BOLD, lead_style=style)
-        bound = f"{bound} [{rule}]".lstrip()
+    page.prose(title, 0, label, style=BOLD, lead_style=style)
     if place is None:  # a hint
         said = [bound, finding.summary if finding.bound_ns <= 0 else "", *(fix.change for fix in finding.fixes[:1])]
-        page.prose("; ".join(piece.rstrip(".") for piece in said if piece), 4, lines=3)
-        _effects(page, diagnosis, finding)
+        text = "; ".join(piece.rstrip(".") for piece in said if piece)
+        page.prose(text or "a hint", 4, f"{rule}: ", lead_style=DIM, hang=4, lines=3)
+        _relations(page, diagnosis, finding)
         return
-    page.prose(bound, 4)
+    page.prose(bound or f"a {finding.severity} without a time of its own", 4, f"{rule}: ", lead_style=DIM, hang=4)
     if full:
         page.prose(finding.summary, 4)
-    if full:
-        evidence = "; ".join(f"{item.label}: {item.value}" for item in finding.evidence[:_MOST_EVIDENCE])
-        page.prose(evidence, 4, "evidence ", lead_style=DIM)
+        shown = finding.evidence if len(finding.evidence) <= _MOST_EVIDENCE else finding.evidence[: _MOST_EVIDENCE - 1]
+        evidence = "; ".join(f"{item.label}: {item.value}" for item in shown)
+        more = len(finding.evidence) - len(shown)
+        page.prose(evidence + (f"; {more} more in --html" if more else ""), 4, "evidence ", lead_style=DIM)
     if finding.fixes:
         _fix(page, finding.fixes[0], full)
     for fix in finding.fixes[1:3] if place == 0 else ():
         condition = f" (only if {fix.only_if})" if fix.only_if else ""
-        page.prose(fix.change + condition, 4, "or       ", lead_style=GREEN, lines=2)
-    _effects(page, diagnosis, finding)
+        page.prose(fix.change + condition, 4, "or       ", lead_style=GREEN, lines=3)
+    _relations(page, diagnosis, finding)
 
 
-def _effects(page: Page, diagnosis: Diagnosis, finding: Finding) -> None:
-    """What this finding explains, or what is not worth a look before it is dealt with."""
-    effects = facts.effects_of(diagnosis, finding)
-    said = f"{effects[0].title} ({effects[0].rule})" if len(effects) == 1 else ", ".join(e.rule for e in effects)
-    page.prose(said, 4, "see also ", lead_style=DIM, lines=2)
+def _relations(page: Page, diagnosis: Diagnosis, finding: Finding) -> None:
+    """What this finding explains, and what is not worth a look before it is dealt with."""
+    for word, under, note in facts.relations(diagnosis, finding):
+        said = f"{under[0].title} ({under[0].rule})" if len(under) == 1 else ", ".join(e.rule for e in under)
+        page.prose(said + (f": {note}" if note else ""), 4, f"{word:<9}", lead_style=DIM, lines=3)
 
 
 def _fix(page: Page, fix: Fix, full: bool) -> None:
@@ -243,7 +258,10 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
     page.add()
     count = len(diagnosis.not_judged)
     page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
-    for how in list(dict.fromkeys(how for _, _, how in groups))[:_MOST_NOT_JUDGED]:
+    if gpu_rules := facts.about_gpu_work(*groups[0][:2]):
+        page.prose(f"{gpu_rules}: {groups.pop(0)[1]}", 2, hang=4)
+    ways = list(dict.fromkeys(how for _, _, how in groups))
+    for how in ways[:_MOST_NOT_JUDGED]:
         rules = [rule for names, _, by in groups if by == how for rule in names]
         reasons = "; ".join(dict.fromkeys(missing for _, missing, by in groups if by == how))
         start = f"{how.rstrip('.')}: " if how else ""
@@ -252,6 +270,8 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
             page.prose(f"{start}{names} ({reasons})", 2, hang=4, lines=2)
         else:
             page.prose(f"{start}{len(rules)} rules ({', '.join(rules)})", 2, hang=4, lines=1)
+    if left := sum(len(names) for names, _, how in groups if how in ways[_MOST_NOT_JUDGED:]):
+        page.add(f"  and {left} more: --html and --json list them with what records each")
 
 
 def _warnings(page: Page, warnings: Sequence[str]) -> None:
