@@ -157,3 +157,18 @@ def test_compiled_code_is_known_by_its_kernels_or_operators_in_the_window() -> N
     assert measured(on_cpu)["torch_compiled"].value == 0
     on_cpu.operator(0, 9, "## Call CompiledFxGraph fx1 ##")
     assert measured(on_cpu)["torch_compiled"].value == 1
+
+
+def test_steps_that_are_long_by_their_own_work_lose_nothing() -> None:
+    """Twelve steps back to back: every third has three times the kernel time, or three times the length with the same kernel."""
+    for idle in (False, True):
+        recorder = Recorder()
+        at = 0
+        for step in range(12):
+            length = 300 * US if step % 3 == 2 else 100 * US
+            recorder.mark(at, at + length, f"ProfilerStep#{step}")
+            recorder.kernel(at, at + (100 * US if idle else length))
+            at += length
+        got = measured(recorder)
+        assert got["slow_steps"].value == 4
+        assert got["step_excess_lost"].value == pytest.approx(200 * US * 4 / 12 if idle else 0)

@@ -18,6 +18,14 @@ STEPS = (
     ),
     M("step_median", "ns", "median length of a steady step"),
     M("step_p99", "ns", "99th percentile of the steady steps' lengths"),
+    M("slow_steps", "count", "steady steps that take more than twice the median"),
+    M(
+        "step_excess_lost",
+        "ns",
+        "mean less median over the steady steps of their time outside own work (GPU: idle; CPU-only: outside forward, backward, optimizer and operators)",
+        "steps that are longer because they have more to compute",
+        _ACCOUNT,
+    ),
     M("steps", "count", "steady steps in the window; 0 when no step is known"),
     M(
         "warm_up_left_ratio",

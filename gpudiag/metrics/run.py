@@ -15,6 +15,11 @@ from gpudiag.timeline import Kind
 
 STALL_FACTOR = 1.5  # a step this much over the median is slow; nsys-ai's iteration variance threshold
 MIN_CYCLES = 3  # RULES.md O5
+STEP_NAMES = (
+    "step_median", "step_p99", "slow_steps", "step_excess_lost", "warm_up_left_ratio", "periodic_stall_time",
+    "periodic_stall_period",
+)  # fmt: skip
+OWN_WORK = ("host.h2d", "host.forward", "host.backward", "host.optimizer", "host.framework")
 RECURS, CLEARLY = 0.75, 3.0  # of 1600 random series of 20 to 400 steps, 8 show a period by these
 # What torch.compile'd code is called as an operator: AOTAutograd's function, inductor's graph, dynamo's region.
 COMPILED_REGION = re.compile(r"CompiledFunction|CompiledFxGraph|Torch-Compiled Region")
@@ -78,13 +83,15 @@ def _steps(scope: Scope) -> Iterator[Value]:
     yield value("step_time", scope.per_step(total), "account")
     yield value("steps", len(scope.steps), scope.steps.source)
     if not len(scope.steps):
-        for name in ("step_median", "step_p99", "warm_up_left_ratio", "periodic_stall_time", "periodic_stall_period"):
+        for name in STEP_NAMES:
             yield missing(name, NO_STEPS, PROFILE_LONGER)
         return
     lengths = run_lengths(scope)
     median = float(np.median(lengths))
     yield value("step_median", median, "steps")
     yield value("step_p99", float(np.quantile(lengths, 0.99, method="higher")), "steps")
+    yield value("slow_steps", int((lengths > 2 * median).sum()), "steps")
+    yield value("step_excess_lost", _excess_lost(scope), "account")
     recorded = step_lengths(scope)
     yield value("warm_up_left_ratio", float(recorded[:3].max() / max(1.0, float(np.median(recorded)))), "steps")
     period, excess = periodic_stalls(lengths)
@@ -92,6 +99,15 @@ def _steps(scope: Scope) -> Iterator[Value]:
     share = excess / max(1.0, float(lengths.mean()))
     yield value("periodic_stall_time", share * scope.per_step(total), "steps")
     yield value("periodic_stall_period", period, "steps")
+
+
+def _excess_lost(scope: Scope) -> float:
+    """Mean less median over the steps of the time outside the step's own work: a step that has more to compute loses nothing."""
+    lost = np.zeros(len(scope.steps), np.int64)
+    for part, time in scope.account.owned.items():
+        if part.startswith("idle.") or (part.startswith("host.") and part not in OWN_WORK):
+            lost += time.covered_in(scope.steps.start, scope.steps.end)
+    return max(0.0, float(lost.mean() - np.median(lost)))
 
 
 def launch_coverage(scope: Scope) -> tuple[int, int, int]:

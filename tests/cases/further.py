@@ -159,7 +159,7 @@ CASES = (
     Case("rule:loader_too_many_workers", crowded, ("loader_too_many_workers",)),
     Case("rule:gpus_uneven", uneven_stages, also=("gpus_uneven",)),
     Case("rule:small_copies", tiny_copies, ("small_copies",), silent=("sync_idle", "launch_bound")),
-    Case("rule:warm_up_in_window", slow_first_steps, ("step_jitter",), ("warm_up_in_window",)),
+    Case("rule:warm_up_in_window", slow_first_steps, also=("warm_up_in_window",), silent=("step_jitter",)),
     Case("rule:layout_conversions", lambda: kernels_beside(TRANSPOSE, 500 * US), ("layout_conversions",)),
     Case("rule:fp64_used", lambda: kernels_beside(FP64, 1 * MS, devices={0: DeviceInfo("NVIDIA A40", 84, (8, 6), 48 << 30, 696_000_000_000)}), first=("fp64_used",), silent=("odd_shapes",)),
     Case("rule:tf32_off", lambda: kernels_beside("cutlass_80_simt_sgemm_128x64_8x5_nn_align1", 2 * MS), ("tf32_off",), silent=("odd_shapes",)),
