@@ -171,4 +171,4 @@ def test_steps_that_are_long_by_their_own_work_lose_nothing() -> None:
             at += length
         got = measured(recorder)
         assert got["slow_steps"].value == 4
-        assert got["step_excess_lost"].value == pytest.approx(200 * US * 4 / 12 if idle else 0)
+        assert got["step_excess_lost"].value == pytest.approx(200 * US * 3 / 11 if idle else 0)

@@ -22,7 +22,7 @@ STEPS = (
     M(
         "step_excess_lost",
         "ns",
-        "mean less median over the steady steps of their time outside own work (GPU: idle; CPU-only: outside forward, backward, optimizer and operators)",
+        "mean less median over the steady steps of their time outside own work (GPU: idle; CPU-only: outside forward, backward, optimizer and operators), without the step that lost most",
         "steps that are longer because they have more to compute",
         _ACCOUNT,
     ),
