@@ -2,7 +2,7 @@
 
 A field is an expression (formatted by its unit) or the name of a recorded text. After a colon a way to show it:
 `{idle_input/step_time:percent}`, `{observer_slowdown:factor}` (2.3x), `{x:count}`, `{x:floor}` (a whole number for
-code), `{x:number}`. `{{` is a brace.
+code), `{x:number}`. `{x} worker{x:plural}`: an s unless x is shown as 1. `{{` is a brace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpudiag.expr_units import METRIC_UNITS, Unit
 from gpudiag.metrics.spec import BY_NAME, TEXTS, Missing
 
 _PIECES = re.compile(r"(?P<open>\{\{)|(?P<close>\}\})|\{(?P<field>[^{}]*)\}|(?P<stray>[{}])")
-_SHOWN = ("percent", "factor", "count", "floor", "number")
+_SHOWN = ("percent", "factor", "count", "floor", "number", "plural")
 _TEXTS = frozenset(spec.name for spec in TEXTS)
 MAX_LENGTH = 4000
 
@@ -121,6 +121,8 @@ def _show(value: float, unit: Unit, show: str) -> str:
             return f"{value:.3g}x"
         case "count":
             return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.2g}"
+        case "plural":
+            return "" if _show(value, unit, "") == "1" else "s"
         case "floor":
             return f"{math.floor(value)}"
         case "flag":

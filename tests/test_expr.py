@@ -245,6 +245,8 @@ def test_texts_show_values_in_their_units() -> None:
     assert shown("{num_workers} of {usable_cpus}", num_workers=4, usable_cpus=2.5) == "4 of 2.5"
     assert shown("{observer_slowdown:factor}", observer_slowdown=1.71) == "1.71x"
     assert shown("{kernels_per_step:count}", kernels_per_step=1234.4) == "1,234"
+    assert shown("{num_workers} worker{num_workers:plural}", num_workers=1) == "1 worker"
+    assert shown("{num_workers} worker{num_workers:plural}", num_workers=2) == "2 workers"
     assert shown("num_workers={min(num_workers, usable_cpus):floor}", num_workers=4, usable_cpus=2.5) == "num_workers=2"
     assert shown("{pin_memory}", pin_memory=0) == "no"
     assert shown("{power_draw} {temperature} {sm_clock}", power_draw=298.4, temperature=83, sm_clock=1410) == (

@@ -114,6 +114,23 @@ def test_a_healthy_recording_has_no_finding_at_all(diagnosed: dict[str, Diagnosi
     assert diagnosed["nsys/healthy_1pct_idle.sqlite"].findings == ()
 
 
+def test_idle_time_without_an_owner_is_not_answered_with_a_look_at_its_owner(diagnosed: dict[str, Diagnosis]) -> None:
+    """Work waits in a queue in the one, nothing shows the host in the other."""
+    queued = standing(diagnosed["kineto/a100_negative_queue.json.gz"])["gpu_idle"]
+    blind = standing(diagnosed["nsys/a100_saxpy_old_schema.sqlite"])["gpu_idle"]
+    assert "queued work waits" in queued.fixes[0].change
+    assert "Record the host side" in blind.fixes[0].change
+    assert "largest owner" not in " ".join(fix.change for finding in (queued, blind) for fix in finding.fixes)
+    assert [item.label for item in queued.evidence][-1] == "work queued, but not started"
+    assert "owner not recorded" in [item.label for item in blind.evidence]
+    assert not any(item.value.startswith("0 ns") for item in (*queued.evidence, *blind.evidence))
+
+
+def test_code_to_copy_fits_a_terminal_of_80_columns() -> None:
+    lines = [(rule.id, line) for rule in RULES for fix in rule.fixes for line in fix.code.text.splitlines()]
+    assert [item for item in lines if len(item[1]) > 72] == []
+
+
 def test_two_kernels_are_not_judged(diagnosed: dict[str, Diagnosis]) -> None:
     diagnosis = diagnosed["nsys/two_kernels_only.sqlite"]
     assert set(standing(diagnosis)) == {"not_enough_evidence"}

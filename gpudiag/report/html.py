@@ -205,6 +205,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
     """The steps of the method with what was found in each. state: critical | warning | info | explained | clear
     | blind."""
     path: list[dict[str, Any]] = []
+    state: str
     for number, step in enumerate(facts.shown_steps(diagnosis), 1):
         mine = [finding for finding in findings if finding["step"] == step]
         standing = facts.findings_of(diagnosis, step)
