@@ -6,11 +6,13 @@ Exit codes (DESIGN 7): 0 done, 1 the user's problem (two lines on stderr), 2 usa
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +55,8 @@ ABOUT = {
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports a program that was killed by it
 INTERRUPTED = 130  # 128 + SIGINT
+# What a stream that is full, gone or broken answers; such an error names no file.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG})
 
 
 class Verbs(click.Group):
@@ -93,6 +97,7 @@ class Verbs(click.Group):
         """As click's, but an error becomes an exit code here, so that every verb can just raise."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _open_closed_streams()
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except GpudiagError as error:
@@ -103,10 +108,25 @@ class Verbs(click.Group):
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno not in UNWRITABLE or error.filename is not None:
+                raise
+            _silence_stdout()
+            sys.stderr.write(f"gpudiag: cannot write the output: {error.strerror}\n  next: write it elsewhere\n")
+            sys.exit(1)
         except (click.Abort, KeyboardInterrupt):
             sys.stderr.write("gpudiag: interrupted\n")
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`) takes what is written and drops it. (The descriptor would else be that of the
+    next file that is opened.)"""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open as long as the program runs)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _silence_stdout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import click
 import pytest
+import sample_diagnosis
 from click.testing import CliRunner
 
 import gpudiag.cli as cli
 from gpudiag import __version__
+from gpudiag.diagnosis import to_json
 from gpudiag.errors import GpudiagError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,3 +120,51 @@ def test_no_color_holds_before_and_after_the_verb(arguments: list[str], monkeypa
     monkeypatch.setenv("NO_COLOR", "1")
     assert CliRunner().invoke(cli.main, ["try"]).exit_code == 0
     assert seen == [True, False, False]
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    text = f'gpudiag() {{ "{sys.executable}" -m gpudiag "$@"; }}; cd "{folder}"; {command}'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(["bash", "-c", text], capture_output=True, timeout=60, env=environment)
+
+
+def test_a_full_device_is_the_users_problem(tmp_path: Path) -> None:
+    ended = shell("gpudiag rules list > /dev/full", tmp_path)
+    assert (ended.returncode, ended.stderr.count(b"\n")) == (1, 2)
+    assert ended.stderr.startswith(b"gpudiag: cannot write the output: No space left on device\n")
+
+
+def test_a_closed_stdout_swallows_the_report_but_not_what_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_bytes(to_json(sample_diagnosis.healthy()))
+    ended = shell("gpudiag report d.json --html page.html >&-", tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, b"gpudiag: wrote page.html\n")
+    assert b"<html" in (tmp_path / "page.html").read_bytes()  # not into the descriptor that was free
+    assert shell("gpudiag report d.json >&-", tmp_path).returncode == 0
+    ended = shell("gpudiag report d.json --json - >&-", tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(b"gpudiag: standard output is closed")
+    assert shell("gpudiag report d.json 2>&-", tmp_path).stdout.startswith(b"gpudiag ")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("ln -s loop loop; gpudiag analyze loop", b"gpudiag: loop: "),
+        ("mkfifo f; gpudiag analyze f", b"gpudiag: f: "),
+        ("mkfifo f; gpudiag report f", b"gpudiag: f: not a file"),
+        ("gpudiag report <(cat d.json)", b"not a file"),
+        ("mkfifo f; gpudiag report d.json --html f", b"gpudiag: cannot write f: a pipe that nobody reads"),
+    ],
+)
+def test_what_is_no_file_is_refused_in_two_lines_and_nothing_hangs(tmp_path: Path, command: str, said: bytes) -> None:
+    (tmp_path / "d.json").write_bytes(to_json(sample_diagnosis.healthy()))
+    ended = shell(command, tmp_path)
+    assert ended.returncode == 1
+    assert said in ended.stderr and ended.stderr.count(b"\n") == 2, ended.stderr
+
+
+def test_a_report_goes_through_a_pipe_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_bytes(to_json(sample_diagnosis.healthy()))
+    ended = shell("mkfifo f; cat f > copy & gpudiag report d.json --json f; wait", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "d.json").read_bytes()

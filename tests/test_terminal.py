@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import pytest
 import sample_diagnosis
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.diagnosis import NO_GPU_WORK, AccountInfo, Diagnosis, KernelRow, NotJudged, Verdict
-from gpudiag.report.facts import merged_kernels
+from gpudiag.report.facts import merged_kernels, shell_word
 from gpudiag.report.terminal import render
 from gpudiag.report.text import apportion, clean, columns, short_kernel
 
@@ -94,7 +96,7 @@ def test_a_step_whose_findings_stand_elsewhere_is_not_all_clear() -> None:
     lines = render(sample_diagnosis.bottleneck(findings=(cause, effect, later))).splitlines()
     steps = [line for line in lines if re.match(r"\d  ", line)]
     assert steps[0].endswith("1 finding, explained under step 4")
-    assert steps[2].endswith("1 finding, after step 4")
+    assert steps[2].endswith("1 finding, put off by step 4")
     assert steps[3].endswith(" 1 finding")
 
 
@@ -263,6 +265,17 @@ def test_many_rules_that_one_command_would_judge_are_counted() -> None:
 def test_the_next_command_names_what_the_user_named() -> None:
     text = render(sample_diagnosis.eight_ranks(), inputs=["my ranks", "b.gz"])
     assert "gpudiag analyze 'my ranks' b.gz --html report.html" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.json", "a b", "a  b", "new\nline", "quote'\\s", "bytes\udcff", "\u202eright", "é"]
+)
+def test_the_next_command_names_the_same_file_whatever_its_name(name: str) -> None:
+    word = shell_word(name)
+    assert word.isprintable()
+    named = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True).stdout
+    assert named == os.fsencode(name)
+    assert f"gpudiag analyze {word} --html" in render(sample_diagnosis.bottleneck(), inputs=[name])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +19,7 @@ import msgspec
 
 from gpudiag.diagnosis import SCHEMA, Diagnosis, Severity, from_json, to_json
 from gpudiag.errors import GpudiagError
-from gpudiag.report.facts import effects_of, headline
+from gpudiag.report.facts import effects_of, headline, shell_word
 from gpudiag.report.text import clean
 
 Progress = Callable[[str], None]
@@ -84,10 +86,12 @@ class Outputs:
 
         Raises click.UsageError for a clash and GpudiagError for a place that cannot be written.
         """
-        sources = {path.resolve() for path in inputs}
-        seen: dict[object, str] = {}
+        if self.uses_stdout and sys.__stdout__ is None:
+            raise GpudiagError("standard output is closed, and - asks for a report on it", "name a file instead of -")
+        sources = {os.path.realpath(path) for path in inputs}  # (Path.resolve raises for a link that points to itself)
+        seen: dict[str, str] = {}
         for name, target in self.given().items():
-            place: object = target if target == "-" else Path(target).resolve()
+            place = target if target == "-" else os.path.realpath(target)
             if place in seen:
                 raise click.UsageError(f"--{seen[place]} and --{name} both write to {target}")
             if place in sources:
@@ -182,7 +186,7 @@ def write_file(target: Path, data: bytes) -> None:
     """Whole or not at all: a reader sees the old file or the new one. Raises GpudiagError."""
     with _said(target):
         if target.exists() and not target.is_file():
-            target.write_bytes(data)
+            _write_special(target, data)
             return
         temporary = target.with_name(f".{target.name[:80]}.{os.getpid()}")
         try:
@@ -190,6 +194,19 @@ def write_file(target: Path, data: bytes) -> None:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _write_special(target: Path, data: bytes) -> None:
+    """To a device or a pipe. Raises OSError, for a pipe that nobody reads as well: opening one would wait for a reader."""
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO and stat.S_ISFIFO(target.stat().st_mode):
+            raise OSError(errno.ENXIO, "a pipe that nobody reads") from error
+        raise
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -274,13 +291,19 @@ def load_diagnosis(path: Path) -> Diagnosis:
     """A diagnosis from its file, or from the bundle it lies in. Raises GpudiagError when it is none that this gpudiag reads."""
     if path.is_dir() and (path / "diagnosis.json").is_file():
         path = path / "diagnosis.json"
+    if path.exists() and not path.is_file():
+        raise GpudiagError(
+            f"{path}: not a file", "give the path of a diagnosis; a pipe must be written to a file first"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:
         raise GpudiagError(f"cannot read {path}: {error.strerror or error}", "check the path") from error
     found = _SCHEMA_FIELD.search(data)
     if found is None:
-        raise GpudiagError(f"{path}: not a gpudiag diagnosis", f"analyze it instead: gpudiag analyze {path}")
+        raise GpudiagError(
+            f"{path}: not a gpudiag diagnosis", f"analyze it instead: gpudiag analyze {shell_word(str(path))}"
+        )
     if found[1].decode() != SCHEMA:
         raise GpudiagError(
             f"{path}: schema {found[1].decode()}, this gpudiag reads {SCHEMA}", "use the gpudiag that wrote it"

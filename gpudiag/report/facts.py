@@ -203,7 +203,7 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     if own or under:
         count = len(own) + len(under)
         clauses = [f"{count} finding{'s' if count > 1 else ''}"]
-        for later, word in ((False, "explained "), (True, "after ")):
+        for later, word in ((False, "explained "), (True, "put off by ")):
             some = [f for f in under if (f.relation == "after") is later]
             if some:
                 number = "" if len(some) == count else f"{len(some)} "
