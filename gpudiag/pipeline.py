@@ -28,7 +28,7 @@ from gpudiag.metrics import measure
 from gpudiag.metrics.across import RunFacts, run_facts
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.make import PROFILE
-from gpudiag.metrics.run import run_lengths
+from gpudiag.metrics.run import step_lengths
 from gpudiag.metrics.texts import texts_of
 from gpudiag.read import Recordings, open_recordings
 from gpudiag.rules import Judgement, Outcome, RuleSet, judge, load_rules, merge
@@ -173,7 +173,7 @@ def _main_scope(scopes: Sequence[Scope], values: Sequence[Values], judgeable: Se
 
 
 def _steps_info(scope: Scope) -> StepsInfo:
-    lengths = run_lengths(scope)
+    lengths = step_lengths(scope)
     known = scope.all_steps
     return StepsInfo(
         count=len(scope.steps) or len(known),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64
-from gpudiag.timeline import GpuOps, Kind, Ranges, Steps, Timeline
+from gpudiag.timeline import GpuOps, Kind, Ranges, StepLog, Steps, Timeline
 
 MIN_STEPS = 3  # nsys-ai's and RULES.md O6's floor for a statement about steps
 
@@ -53,9 +53,9 @@ def find_steps(timeline: Timeline, ops: GpuOps | None, process: int | None = Non
     if ranges is not None and len(ranges):
         names = _NameTable(timeline, ranges)
         sources: tuple[Callable[[], Steps], ...] = (
-            lambda: _from_ranges(ranges, names, OUR_STEP, "nvtx" if _is_nsys(timeline) else "annotation"),
+            lambda: _from_ranges(ranges, names, OUR_STEP, timeline.step_source or _marked(timeline), timeline.step_log),
             lambda: _from_ranges(ranges, names, PROFILER_STEP, "ProfilerStep"),
-            lambda: _from_ranges(ranges, names, HAND_MADE, "nvtx" if _is_nsys(timeline) else "annotation"),
+            lambda: _from_ranges(ranges, names, HAND_MADE, _marked(timeline)),
             lambda: _between(ranges, names, OPTIMIZER, "optimizer", at_end=True),
             lambda: _between(ranges, names, LOADER_NEXT, "loader", at_end=False),
         )
@@ -106,8 +106,14 @@ class _NameTable:
         return rows, per_row[rows]
 
 
-def _from_ranges(ranges: Ranges, names: _NameTable, pattern: re.Pattern[str], source: str) -> Steps:
+def _from_ranges(
+    ranges: Ranges, names: _NameTable, pattern: re.Pattern[str], source: str, log: StepLog | None = None
+) -> Steps:
+    """log: the steps that ended as steps do; others (what follows the last one, those in which recording began) are none."""
     rows, number = names.rows(pattern)
+    if log is not None and len(log) and rows.size:
+        kept = np.isin(np.where(ranges.index[rows] >= 0, ranges.index[rows], number), log.index)
+        rows, number = rows[kept], number[kept]
     if not rows.size:
         return Steps.none()
     rows, number = _busiest_thread(ranges, rows, number)
@@ -200,5 +206,5 @@ def _inside_one_range(steps: Steps, timeline: Timeline, ranges: Ranges | None) -
     return any(not WHOLE_RUN.search(timeline.strings[int(code)]) for code in np.unique(ranges.name[held >= 2]))
 
 
-def _is_nsys(timeline: Timeline) -> bool:
-    return timeline.source.kind == "nsys-sqlite"
+def _marked(timeline: Timeline) -> str:
+    return "nvtx" if timeline.source.recorder.startswith("nsys") else "annotation"

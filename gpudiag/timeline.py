@@ -204,7 +204,8 @@ class LoaderBatches(Table):
 
 @dataclass(frozen=True, eq=False)
 class StepLog(Table):
-    """Every step of the run, recorded window or not, from gpudiag's own records: start, end ns, index."""
+    """Every step of the run, recorded window or not, from gpudiag's own records: start, end ns, index. Evaluation inside a step
+    is taken off its end; steps that did not end as steps do (the rest of the script after the last one) are not here."""
 
     start: Int64
     end: Int64
@@ -342,6 +343,7 @@ class Timeline:
     with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
     observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
     optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records.
+    step_source: what ends a step of ours: optimizer | loader | forward (a call of the model), "" where we did not mark them.
     incomplete: why an unknown part of the recording is missing (a file cut short), "" when it is whole. Recorders do not
     write in the order of time, so what is left is no shorter recording but one with holes.
     """
@@ -357,6 +359,7 @@ class Timeline:
     loader: LoaderBatches | None = None
     loaders: tuple[LoaderInfo, ...] = ()
     step_log: StepLog | None = None
+    step_source: str = ""
     sites: tuple[CallSite, ...] = ()
     optimizer_params: tuple[int, int] | None = None
     samples: Samples | None = None

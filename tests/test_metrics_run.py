@@ -36,12 +36,18 @@ def test_the_longest_of_the_first_three_steps_over_the_median() -> None:
     assert measured(run_of([100, 140, 100, 100, 100, 300]))["warm_up_left_ratio"].value == pytest.approx(1.4)
 
 
-def test_a_log_of_all_steps_gives_median_and_percentile_without_its_first_tenth() -> None:
+def test_median_percentile_and_mean_are_of_the_same_recorded_steps() -> None:
     log = np.arange(100) * 100 * US
-    lengths = np.where(np.arange(100) < 10, 900 * US, 50 * US)
-    got = measured(run_of([100] * 5), step_log=StepLog(log, log + lengths, np.arange(100)))
-    assert got["step_median"].value == got["step_p99"].value == 50 * US
-    assert got["step_time"].value == 100 * US, "of the recorded steps"
+    got = measured(run_of([100] * 5), step_log=StepLog(log, log + 50 * US, np.arange(100)))
+    assert got["step_median"].value == got["step_p99"].value == got["step_time"].value == 100 * US
+
+
+def test_a_stall_outside_the_recorded_steps_shows_in_the_log_of_all() -> None:
+    length = np.where(np.arange(200) % 20 == 19, 2000 * US, 100 * US)
+    end = np.cumsum(length)
+    got = measured(run_of([100] * 5), step_log=StepLog(end - length, end, np.arange(200)))
+    assert got["periodic_stall_period"].value == 20
+    assert got["periodic_stall_time"].value == 50 * US, "half of the time of 190 steps is 10 steps' excess"
 
 
 def test_a_stall_each_fourth_step_is_its_excess_spread_over_all_steps() -> None:

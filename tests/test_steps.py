@@ -9,7 +9,7 @@ from builders import Recorder
 from gpudiag.intervals import Int64
 from gpudiag.metrics.run import periodic_stalls
 from gpudiag.steps import find_steps, mark_warm_up
-from gpudiag.timeline import Steps
+from gpudiag.timeline import StepLog, Steps
 
 MS = 1_000_000
 
@@ -198,3 +198,16 @@ def test_stalls_that_recur_have_a_period(lengths: list[int], period: int) -> Non
     found, excess = periodic_stalls(np.array(lengths, np.int64))
     assert found == period
     assert excess > 0 or not period
+
+
+def test_what_follows_the_last_step_is_no_step() -> None:
+    recorder = Recorder()
+    for i in range(6):
+        recorder.mark(i * 10 * MS, (i + 1) * 10 * MS, f"gpudiag::step#{i}")
+    recorder.mark(60 * MS, 1600 * MS, "gpudiag::step#6")  # the rest of the script, closed at its end
+    start = np.arange(6) * 10 * MS
+    timeline = recorder.timeline(step_log=StepLog(start, start + 10 * MS, np.arange(6)), step_source="optimizer")
+    steps = find_steps(timeline, None)
+    assert steps.index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert int(steps.end[-1]) == 60 * MS
+    assert steps.source == "optimizer"

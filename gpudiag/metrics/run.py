@@ -86,14 +86,14 @@ def _steps(scope: Scope) -> Iterator[Value]:
         for name in STEP_NAMES:
             yield missing(name, NO_STEPS, PROFILE_LONGER)
         return
-    lengths = run_lengths(scope)
-    median = float(np.median(lengths))
-    yield value("step_median", median, "steps")
-    yield value("step_p99", float(np.quantile(lengths, 0.99, method="higher")), "steps")
-    yield value("slow_steps", int((lengths > 2 * median).sum()), "steps")
-    yield value("step_excess_lost", _excess_lost(scope), "account")
     recorded = step_lengths(scope)
-    yield value("warm_up_left_ratio", float(recorded[:3].max() / max(1.0, float(np.median(recorded)))), "steps")
+    median = float(np.median(recorded))
+    yield value("step_median", median, "steps")
+    yield value("step_p99", float(np.quantile(recorded, 0.99, method="higher")), "steps")
+    yield value("slow_steps", int((recorded > 2 * median).sum()), "steps")
+    yield value("step_excess_lost", _excess_lost(scope), "account")
+    yield value("warm_up_left_ratio", float(recorded[:3].max() / max(1.0, median)), "steps")
+    lengths = run_lengths(scope)  # a stall every hundred steps shows in the whole run only
     period, excess = periodic_stalls(lengths)
     # as a share of the run, so that it compares with the step of the recorded window, which may hold no stall at all
     share = excess / max(1.0, float(lengths.mean()))

@@ -11,6 +11,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     batch    l, it iterator, e epoch of the iterator, n count, b number (-1 main process), s, t: the wait; pids of workers
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown)
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
+    recompile at, i step, where it was called, what function, reason: a guard that no compiled version passes
     lines    [[where, samples, ns]]: where the training thread was outside all phases, sampled while recording
     own_profiler where    note  note    truncated    no_torch  pid, program    end  at, cpu s, children_cpu s
 
@@ -228,11 +229,12 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         loaders=loaders,
         step_log=StepLog(
             _column(steps, "s") + offset,
-            _column(steps, "e") + offset,
+            _column(steps, "e") - _evaluation(steps) + offset,
             _column(steps, "i"),
         )
         if steps
         else None,
+        step_source=_source(process),
         sites=_sites(process),
         optimizer_params=_optimizer(process),
         observer_slowdown=slowdown,
@@ -245,11 +247,22 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
     )
 
 
+def _evaluation(steps: Sequence[Record]) -> Int64:
+    """Evaluation inside each step, ns: it is kept apart from training, here as in the account."""
+    return np.array([record.get("p", {}).get("eval", 0) for record in steps], np.int64)
+
+
+def _source(process: Process) -> str:
+    """What ended the steps: the strongest source that this process had."""
+    sources = [str(record["source"]) for record in process.of("source")]
+    return sources[-1] if sources else ""
+
+
 def _steps(process: Process) -> list[Record]:
     """The steps of the strongest source that this process had; partial ones are none."""
     steps = [record for record in process.of("step") if not record.get("partial")]
-    sources = [record["source"] for record in process.of("source")]
-    return [record for record in steps if not sources or record["o"] == sources[-1]]
+    source = _source(process)
+    return [record for record in steps if not source or record["o"] == source]
 
 
 def _offset(timeline: Timeline, process: Process) -> int | None:
@@ -319,7 +332,11 @@ def _shifted(batches: LoaderBatches, offset: int) -> LoaderBatches:
 
 
 def _sites(process: Process) -> tuple[CallSite, ...]:
-    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only."""
+    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only.
+
+    A place that compiles again says of the last time what was compiled and why.
+    """
+    again = {record["where"]: record for record in process.of("recompile") if record["reason"]}
     found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for record in process.of("step"):
         for phase, where, count, length in record.get("w", ()):
@@ -331,8 +348,15 @@ def _sites(process: Process) -> tuple[CallSite, ...]:
     for record in process.of("lines"):
         for where, count, length in record["lines"]:
             _add(found, ("host", "sampled", where), count, length)
-    sites = [CallSite(*key, count, length) for key, (count, length) in found.items()]
+    sites = [
+        CallSite(*key, count, length, _recompiled(again.get(key[2])) if key[0] == "compile" else "")
+        for key, (count, length) in found.items()
+    ]
     return tuple(sorted(sites, key=lambda site: (-site.total_ns, site.kind, site.where, site.what)))
+
+
+def _recompiled(record: Record | None) -> str:
+    return f"{record['what']}: {record['reason']}" if record is not None else ""
 
 
 def _add(table: dict[tuple[str, str, str], list[int]], key: tuple[str, str, str], count: int, length: int) -> None:
