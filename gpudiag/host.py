@@ -62,7 +62,7 @@ CHECKPOINT_LOG = re.compile(
 )
 COMPILE = re.compile(
     r"^(?:gpudiag::)?compile$|^(?:OutputGraph|_compile|_inductor|inductor|dynamo|compile_fx|triton).*compil"
-    r"|^CachingAutotuner\.benchmark_all_configs|^torch\._dynamo|^Pregraph bytecode",
+    r"|^CachingAutotuner\.benchmark_all_configs|^torch\._dynamo",
     re.IGNORECASE,
 )
 GC = re.compile(r"^(?:gpudiag::)?gc$|^gc\.collect")

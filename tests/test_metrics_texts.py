@@ -59,10 +59,14 @@ def test_places_are_the_costliest_with_a_line() -> None:
         CallSite("readback", "Tensor.cpu", "<string>", 10, 9000),
         CallSite("checkpoint", "torch.save", "train.py:60", 1, 100),
         CallSite("log", "print", "train.py:70", 100, 300),
+        CallSite("compile", "compile", "train.py:80", 3, 300, "forward: tensor 'x' size mismatch at index 0"),
+        CallSite("compile", "compile", "train.py:81", 1, 900),
     )
     got = texts(steps(), sites=sites, host=HostInfo(debug_switches=("a", "b")), loaders=(loader_info(),))
     assert got["readback_where"] == got["sync_where"] == got["implicit_sync_where"] == "train.py:50"
     assert got["checkpoint_log_where"] == "train.py:70"
+    assert got["recompile_where"] == "train.py:80"  # what was compiled once is no recompilation
+    assert got["recompile_reason"] == "forward: tensor 'x' size mismatch at index 0"
     assert got["debug_switch_names"] == "a, b"
     assert (got["loader_where"], got["dataset_name"]) == ("train.py:7", "Images")
 

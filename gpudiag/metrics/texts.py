@@ -25,9 +25,17 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
         site = _worst_site(scope, (kind,))
         if site:
             texts[key] = site
+    for kind, key in (("host", "host_where"), ("compile", "compile_where")):
+        site = _worst_site(scope, (kind,))
+        if site:
+            texts[key] = site
     site = _worst_site(scope, ("checkpoint", "log"))
     if site:
         texts["checkpoint_log_where"] = site
+    compiled = [site for site in scope.timeline.sites if site.kind == "compile" and site.detail]
+    if compiled:
+        worst = max(compiled, key=lambda site: (site.total_ns, site.where))
+        texts["recompile_where"], texts["recompile_reason"] = worst.where, worst.detail
     if scope.timeline.host.debug_switches:
         texts["debug_switch_names"] = ", ".join(scope.timeline.host.debug_switches)
     info = scope.timeline.devices.get(scope.device)

@@ -126,6 +126,7 @@ class Agent:
         patch_sync.install(torch, self.tracker)
         patch_logging.install(self.imports, self.tracker)
         self.imports.when("torch._dynamo.callback", lambda module: patch_torch.compiling(module, self.tracker))
+        self.imports.when("torch._dynamo.convert_frame", lambda module: patch_torch.recompiling(module, self.tracker))
         gc.callbacks.append(self._collecting)
         if self.asked["mode"] == "torch":
             stem = "rank%d.%d" % (self.rank, os.getpid())

@@ -12,6 +12,7 @@ import time
 from typing import Any, Optional
 
 from . import nvtx_emit
+from .cpu_wait import machine
 from .log import clock
 from .recorder import NS, Recorder, touch
 from .tracker import Emitter
@@ -69,7 +70,7 @@ class NvtxWindow(Recorder):
         self._recordings += 1
         self._profile, self._kind, self._thread, self._began = True, kind, threading.get_ident(), time.monotonic_ns()
         self._tracker.recording = True
-        self._log.write({**clock(), "event": "start", "window": kind, "cuda": True}, flush=True)
+        self._log.write({**clock(), "event": "start", "window": kind, "cuda": True, "machine": machine()}, flush=True)
 
     def _stop(self, reason: str, steps: int = 0) -> None:
         # A range is closed by whoever is innermost: with others open this is not the moment, and the process's end closes all.
@@ -81,6 +82,6 @@ class NvtxWindow(Recorder):
         self._write_lines()
         now = time.monotonic_ns()
         record = {**clock(), "event": "stop", "window": self._kind, "reason": reason, "steps": steps, "file": ""}
-        record.update({"from": self._began, "to": now, "paused_ns": 0})
+        record.update({"from": self._began, "to": now, "paused_ns": 0, "machine": machine()})
         self._log.write(record, flush=True)
         touch(os.path.join(self._folder, "captured.%d" % os.getpid()))

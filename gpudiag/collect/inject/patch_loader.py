@@ -7,12 +7,12 @@ ours is pickled into a worker: forked workers inherit them, spawned ones patch t
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Optional
 
+from .cpu_wait import CpuWait
 from .log import Log
 from .patch_torch import forget
 from .tracker import Tracker
@@ -27,23 +27,7 @@ class Fetches:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.fetchers = 0  # created in this process: with persistent workers one an epoch
-        self._schedstat = -1
-        self._schedstat_pid = 0
-
-    def queued(self) -> int:
-        """ns that this thread has waited for a CPU so far (field 2 of schedstat); -1 where the kernel does not say."""
-        if self._schedstat_pid != os.getpid():
-            self._schedstat_pid = os.getpid()
-            try:
-                self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                self._schedstat = -1
-        if self._schedstat < 0:
-            return -1
-        try:
-            return int(os.pread(self._schedstat, 128, 0).split()[1])
-        except (OSError, ValueError, IndexError):
-            return -1
+        self.queued = CpuWait().queued
 
 
 def install(data: Any, tracker: Tracker, fetches: Fetches, grad_enabled: Callable[[], bool]) -> None:

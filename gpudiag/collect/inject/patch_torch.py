@@ -242,3 +242,33 @@ def compiling(dynamo_callback: Any, tracker: Tracker) -> None:
 
     handler.register_start_callback(begins)
     handler.register_end_callback(ends)
+
+
+def recompiling(convert_frame: Any, tracker: Tracker) -> None:
+    """Why a function is compiled again, and where it was called from (torch._dynamo.convert_frame, torch >= 2.6)."""
+    name = "get_and_maybe_log_recompilation_reasons"
+    ask = getattr(convert_frame, name, None)
+    if ask is None:
+        return
+
+    @functools.wraps(ask)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        reasons = ask(*args, **kwargs)
+        if tracker.mine():
+            code = getattr(args[1], "f_code", None) if len(args) > 1 else None
+            record = {"k": "recompile", "at": time.monotonic_ns(), "i": tracker.index, "where": user_line()}
+            record["what"] = getattr(code, "co_name", "")
+            record["reason"] = _reason(reasons[0]) if reasons else ""
+            tracker.log.write(record)
+        return reasons
+
+    setattr(convert_frame, name, wrapper)
+
+
+def _reason(said: str) -> str:
+    """`tensor 'x' size mismatch at index 0. expected 8, actual 9` of what Dynamo says: without the number of the compiled
+    version, and without the line of its own source that follows."""
+    text = str(said).strip().split("\n", 1)[0]
+    if text[:1].isdigit() and ": " in text:
+        text = text.split(": ", 1)[1]
+    return text.split("  #", 1)[0].strip()[:300]

@@ -19,6 +19,7 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
+from .cpu_wait import machine
 from .log import Log, clock
 from .memory import heap
 from .tracker import Emitter, Tracker
@@ -92,6 +93,7 @@ class Recorder:
         self._began = 0
         self._began_count = 0
         self._memory = 0
+        self._machine: Dict[str, Any] = {}  # when the last recording ended
         self._cuda = False
         self._done = False
         self._exported = ""
@@ -227,7 +229,9 @@ class Recorder:
         self._began, self._memory = time.monotonic_ns(), heap()
         self._tracker.detach(TorchEmitter(torch))
         self._tracker.recording = True
-        self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda}, flush=True)
+        self._log.write(
+            {**clock(), "event": "start", "window": kind, "cuda": cuda, "machine": machine()}, flush=True
+        )
         touch(self._marker)
         self.inside = False
 
@@ -241,6 +245,7 @@ class Recorder:
     def _end(self) -> Any:
         torch = self._torch
         self.inside = True
+        self._machine = machine()
         self._profile = None
         self._tracker.detach(Emitter())
         self._tracker.recording = False
@@ -311,6 +316,7 @@ class Recorder:
             "steps": steps,
             "from": began,
             "to": stopped,
+            "machine": self._machine,
         }
         record.update(
             paused_ns=time.monotonic_ns() - stopped if kind == self._kind else 0, file=os.path.basename(self._trace)

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from .cpu_wait import CpuWait
 from .log import Log
 
 # What ends a step, strongest first: once a stronger sign is seen, weaker ones no longer end steps.
@@ -82,6 +83,8 @@ class Tracker:
         self._open_step = False
         self._start = 0
         self._token: Any = None
+        self._queued = CpuWait().queued
+        self._queued_before = -1
         self._clean = True  # the whole step in progress ran with the same state of recording
         self._phases: Dict[str, int] = {}
         self._sites: Dict[Tuple[str, str], List[int]] = {}
@@ -229,6 +232,7 @@ class Tracker:
         self._open_step = True
         self._clean, self.saved_in_step = True, False
         self._token = self.emitter.begin("step", self.index)
+        self._queued_before = self._queued()
         self._start = now
 
     def _close(self, now: int, whole: bool = True) -> None:
@@ -237,6 +241,9 @@ class Tracker:
             self._token = None
         self._open_step = False
         record: Dict[str, Any] = {"k": "step", "i": self.index, "s": self._start, "e": now, "o": self.source}
+        queued = self._queued()
+        if queued >= 0 and self._queued_before >= 0:
+            record["q"] = queued - self._queued_before
         if not whole:
             record["partial"] = 1
         if not self._clean:
