@@ -43,7 +43,6 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("implicit_sync_where", "file:line of that operator"),
     TextSpec("cpu_op_name", "the operator on the CPU with most idle time under it"),
     TextSpec("host_where", "file:line of the script where most samples outside all phases lie"),
-    TextSpec("compile_where", "file:line of the call that was compiled again most"),
     TextSpec("checkpoint_log_where", "file:line of the slowest save or log call"),
     TextSpec("recompile_where", "file:line that has code compiled again"),
     TextSpec("recompile_reason", "what is compiled again, and which guard of the compiled code fails"),

@@ -25,10 +25,9 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
         site = _worst_site(scope, (kind,))
         if site:
             texts[key] = site
-    for kind, key in (("host", "host_where"), ("compile", "compile_where")):
-        site = _worst_site(scope, (kind,))
-        if site:
-            texts[key] = site
+    site = _worst_site(scope, ("host",))
+    if site:
+        texts["host_where"] = site
     site = _worst_site(scope, ("checkpoint", "log"))
     if site:
         texts["checkpoint_log_where"] = site

@@ -234,6 +234,17 @@ def shown_steps(diagnosis: Diagnosis) -> list[StepName]:
     return [step for step in STEP_ORDER if step != "environment" or step in tried]
 
 
+# What a step was taken to be. The first three are marked by `gpudiag profile`, the others were found in the recording.
+STEP_SOURCES = {
+    "optimizer": "each ends with an optimizer step",
+    "loader": "each takes a batch from the loader",
+    "forward": "each is one call of the model",
+    "inferred": "kernels that repeat",
+    "annotation": "named ranges",
+    "nvtx": "NVTX ranges",
+}
+
+
 def steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     if not steps.count or steps.median_ns is None or all(a.scope == "span" for a in diagnosis.accounts):
@@ -247,7 +258,7 @@ def steps_line(diagnosis: Diagnosis) -> str:
     mean = steps_mean(diagnosis)
     if mean is not None and abs(mean - steps.median_ns) > 0.02 * steps.median_ns:
         line += f", mean {format_ns(mean)}"
-    notes = [clean(steps.source, 30)]
+    notes = [STEP_SOURCES.get(steps.source, clean(steps.source, 30))]
     if steps.confidence < 0.995:
         notes.append(f"confidence {format_percent(steps.confidence)}")
     if steps.warm_up:
