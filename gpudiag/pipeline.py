@@ -47,7 +47,12 @@ def diagnose(
     paths: Sequence[Path], *, rules_dirs: Sequence[Path] = (), progress: Callable[[str], None] | None = None
 ) -> Diagnosis:
     """Diagnose what was recorded: files, folders of ranks or a bundle. Raises GpudiagError."""
-    return diagnose_recordings(open_recordings(paths, progress), load_rules(rules_dirs), progress)
+    recordings = open_recordings(paths, progress)
+    diagnosis = diagnose_recordings(recordings, load_rules(rules_dirs), progress)
+    if len(recordings.timelines) < 2:
+        return diagnosis
+    given = ", ".join(str(path) for path in paths)  # no one rank's file stands for the run
+    return msgspec.structs.replace(diagnosis, source=msgspec.structs.replace(diagnosis.source, path=given))
 
 
 def diagnose_recordings(
@@ -271,6 +276,20 @@ def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, obje
     return tuple(rows)
 
 
+def _places(some: Sequence[Scope], scopes: Sequence[Scope]) -> str:
+    """What a sentence about some of several devices calls them: by rank where there are several, and by device."""
+    if len(some) > 8:
+        return f"{len(some)} of {len(scopes)} devices"
+    if len({one.rank for one in scopes}) == 1:
+        return ", ".join("CPU" if one.ops is None else f"GPU {one.device}" for one in some)
+    named = []
+    for rank in dict.fromkeys(one.rank for one in some):
+        mine = [one for one in some if one.rank == rank]
+        whole = len(mine) == sum(one.rank == rank for one in scopes)
+        named += [f"rank {rank}"] if whole else [f"rank {rank}, GPU {one.device}" for one in mine]
+    return "; ".join(named)
+
+
 def _warnings(
     recordings: Recordings,
     scopes: Sequence[Scope],
@@ -280,8 +299,12 @@ def _warnings(
     facts: RunFacts,
 ) -> tuple[str, ...]:
     said = list(recordings.warnings)
+    said_by: dict[str, list[Scope]] = {}
     for scope, metrics in zip(scopes, values, strict=True):
-        said += warnings_of(scope, metrics)
+        for warning in dict.fromkeys(warnings_of(scope, metrics)):
+            said_by.setdefault(warning, []).append(scope)
+    for warning, some in said_by.items():
+        said.append(warning if len(some) == len(scopes) else f"{_places(some, scopes)}: {warning}")
     clocks = facts.alignment
     if clocks is not None and clocks.source == "collectives" and clocks.disagree_ns is not None:
         said.append(

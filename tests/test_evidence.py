@@ -135,3 +135,10 @@ def test_graph_launches_are_busy_time_and_the_blind_rules_are_said(rules: RuleSe
 def test_two_timelines_of_one_rank_number_are_told_apart(rules: RuleSet) -> None:
     diagnosis = diagnosed(rules, run(), replace(run(), rank=1))
     assert [(account.rank, account.device) for account in diagnosis.accounts] == [(0, 0), (1, 0)]
+
+
+def test_a_warning_about_some_of_several_devices_names_them(rules: RuleSet) -> None:
+    ranks = [replace(run(lose=lose), rank=rank) for rank, lose in ((0, 0), (1, 2), (2, 2), (3, 0))]
+    assert said(diagnosed(rules, *ranks), "rank 1; rank 2: 10 % of the launch calls have no GPU record")
+    everywhere = [replace(run(lose=2), rank=rank) for rank in (0, 1)]
+    assert [w for w in diagnosed(rules, *everywhere).warnings if "rank" in w and "launch calls" in w] == []

@@ -167,6 +167,7 @@ def test_a_sync_after_each_kernel_counts_the_idle_time_after_it_not_the_wait() -
 def test_the_ranks_that_arrive_last_are_named() -> None:
     diagnosis = diagnose([TRACES / "kineto" / "megatron_tp8"])
     assert len(diagnosis.accounts) == 8
+    assert diagnosis.source.path == str(TRACES / "kineto" / "megatron_tp8")  # no one rank's file
     assert [row["rank"] for row in diagnosis.ranks if row["late"]] == [0, 6]
     assert diagnosis.verdict.bound_by == "communication"
     assert "ranks 0, 6 arrive last" in diagnosis.verdict.headline
