@@ -18,6 +18,7 @@ UNTRUSTED_SLOWDOWN = 1.15  # RULES.md O7, nsys-ai: 15 % is contaminated
 NOTABLE_SLOWDOWN = 1.05
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
+NOTABLE_EVALUATION = 0.02  # the least share that any finding is told of
 LOST_ROWS = 0.05  # a twentieth of the rows gone moves shares by more than the smallest finding
 UNTRUSTED_SKEW = 0.10  # then the host's side cannot be laid against the device's
 SKEW_SHARE = 0.01  # share of kernels that start before their launch call began
@@ -84,6 +85,14 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
         yield (
             f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
         )
+    if len(scope.steps):
+        stretch = int(scope.steps.end[-1] - scope.steps.start[0])
+        apart = stretch - scope.account.total
+        if apart > NOTABLE_EVALUATION * stretch:
+            yield (
+                f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(apart / stretch)} of the "
+                f"recorded stretch, is in no step"
+            )
     lost = number(values, "launches_missing_share")
     if lost is not None and lost > LOST_LAUNCHES:
         yield f"{format_percent(lost)} of the launch calls have no GPU record: busy time is a lower bound"

@@ -142,3 +142,13 @@ def test_a_warning_about_some_of_several_devices_names_them(rules: RuleSet) -> N
     assert said(diagnosed(rules, *ranks), "rank 1; rank 2: 10 % of the launch calls have no GPU record")
     everywhere = [replace(run(lose=2), rank=rank) for rank in (0, 1)]
     assert [w for w in diagnosed(rules, *everywhere).warnings if "rank" in w and "launch calls" in w] == []
+
+
+def test_evaluation_that_is_kept_apart_is_said(rules: RuleSet) -> None:
+    recorder = Recorder()
+    for step in range(6):
+        recorder.mark(step * 1000 * US, (step + 1) * 1000 * US, f"ProfilerStep#{step}")
+        recorder.kernel(step * 1000 * US, step * 1000 * US + 950 * US)
+    recorder.mark(2500 * US, 2800 * US, "validation")
+    assert said(diagnosed(rules, recorder.timeline()), "evaluation", "300 us", "5.0 %")
+    assert not said(diagnosed(rules, run()), "evaluation")
