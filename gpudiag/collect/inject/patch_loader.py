@@ -112,6 +112,7 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
     loader_class = data.DataLoader
     iterator_class = data.dataloader._BaseDataLoaderIter
     loader_init, iterator_init = loader_class.__init__, iterator_class.__init__
+    iterate = loader_class.__iter__
     reset, advance = iterator_class._reset, iterator_class.__next__
     log = tracker.log
     numbers: Dict[str, int] = {"loader": 0, "iterator": 0}
@@ -132,12 +133,20 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
     def init_iterator(self: Any, loader: Any) -> None:
         self._gpudiag = [loader.__dict__.get("_gpudiag_loader", -1), numbers["iterator"], -1, 0]
         numbers["iterator"] += 1
+        try:
+            iterator_init(self, loader)
+        except BaseException as error:
+            forget(error)
+            raise
+
+    @functools.wraps(iterate)
+    def __iter__(self: Any) -> Any:  # noqa: N807
         # Workers that start anew at each epoch start here, before the first next: in a run under way that is waiting for data.
         waiting = tracker.mine() and bool(tracker.source)
         if waiting:
-            tracker.push(tracker.waits_in(self._gpudiag[0], grad_enabled()))
+            tracker.push(tracker.waits_in(self.__dict__.get("_gpudiag_loader", -1), grad_enabled()))
         try:
-            iterator_init(self, loader)
+            return iterate(self)
         except BaseException as error:
             forget(error)
             raise
@@ -191,6 +200,7 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
                 state[3] += 1
 
     loader_class.__init__ = init_loader
+    loader_class.__iter__ = __iter__
     iterator_class.__init__ = init_iterator
     iterator_class._reset = reset_iterator
     iterator_class.__next__ = __next__
