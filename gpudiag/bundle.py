@@ -17,11 +17,13 @@ Roles in `CaptureInfo.files`: trace (one a rank, or the nsys export), report, lo
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gpudiag.diagnosis import spelled
 from gpudiag.errors import GpudiagError
 
 SCHEMA = "gpudiag.bundle/1"
@@ -102,7 +104,19 @@ def rounds_of(bundle: Bundle) -> list[Bundle]:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Atomic: a reader sees the old manifest or the new one."""
+    """Atomic: a reader sees the old manifest or the new one. Raises OSError, and leaves the old one then.
+
+    An argument that is not UTF-8 reaches us with lone surrogates, which JSON cannot hold: they are spelled out (`\\udce9`).
+    """
+    try:
+        data = msgspec.json.encode(manifest)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(spelled(msgspec.to_builtins(manifest)))
     temporary = path / (MANIFEST + ".new")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    temporary.replace(path / MANIFEST)
+    try:
+        temporary.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        temporary.replace(path / MANIFEST)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "units": set(),
     "intervals": set(),
     "timeline": {"intervals"},
-    "bundle": {"errors"},
+    "bundle": {"errors", "diagnosis"},
 }
 
 

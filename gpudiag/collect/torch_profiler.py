@@ -139,7 +139,7 @@ def _compressed(trace: Path, target: Path) -> Path:
 def _notes(folder: Path, log: ProcessLog, outcome: Outcome) -> list[str]:
     notes = list(log.notes)
     for failure in sorted(folder.glob("failed.*.txt")):
-        notes.append(f"gpudiag's part in process {failure.name.split('.')[1]} failed: {failure.read_text().strip()}")
+        notes.append(f"gpudiag's part in process {failure.name.split('.')[1]} failed: {failure.read_text(errors='replace').strip()}")
         failure.unlink()
     if log.own_profiler:
         notes.append(

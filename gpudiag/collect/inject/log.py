@@ -31,7 +31,10 @@ class Log:
     def write(self, record: Dict[str, Any], flush: bool = False) -> None:
         if self.closed or self._pid != os.getpid():
             return
-        self._lines.append(json.dumps(record, separators=(",", ":")))
+        line = json.dumps(record, separators=(",", ":"))
+        if "\\ud" in line:  # perhaps a lone surrogate, of a file name that is not UTF-8: strict readers refuse the whole line
+            line = json.dumps(_spelled(record), separators=(",", ":"))
+        self._lines.append(line)
         now = time.monotonic_ns()
         if flush or now - self._flushed > FLUSH_NS:
             self.flush(now)
@@ -54,6 +57,16 @@ class Log:
             os.write(self._fd, data)
         except OSError:
             self.closed = True
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_spelled(key): _spelled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(item) for item in value]
+    return value
 
 
 def clock() -> Dict[str, Any]:

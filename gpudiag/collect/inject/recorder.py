@@ -229,9 +229,7 @@ class Recorder:
         self._began, self._memory = time.monotonic_ns(), heap()
         self._tracker.detach(TorchEmitter(torch))
         self._tracker.recording = True
-        self._log.write(
-            {**clock(), "event": "start", "window": kind, "cuda": cuda, "machine": machine()}, flush=True
-        )
+        self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda, "machine": machine()}, flush=True)
         touch(self._marker)
         self.inside = False
 
@@ -302,9 +300,10 @@ class Recorder:
         if result is None:
             return
         try:
-            result.save(self._trace + ".part")
+            # as bytes: pybind takes no path that is not UTF-8 as str
+            result.save(os.fsencode(self._trace + ".part"))
             os.replace(self._trace + ".part", self._trace)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, TypeError) as error:
             self._log.write({"k": "note", "note": "the trace could not be written: %s" % error}, flush=True)
             return
         self._exported = kind

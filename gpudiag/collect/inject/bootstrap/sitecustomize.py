@@ -45,7 +45,7 @@ if os.environ.get("GPUDIAG_CAPTURE"):
     except Exception as error:  # the script matters more than its profile; the launcher reports the note
         try:
             folder = __import__("json").loads(os.environ["GPUDIAG_CAPTURE"])["dir"]
-            with open(os.path.join(folder, "failed.%d.txt" % os.getpid()), "w") as note:
+            with open(os.path.join(folder, "failed.%d.txt" % os.getpid()), "w", errors="backslashreplace") as note:
                 note.write("%s: %s\n" % (type(error).__name__, error))
         except (OSError, ValueError, KeyError):
             pass
