@@ -105,10 +105,10 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
         return Verdict("bottleneck", "none", f"{what[0].upper()}{what[1:]}{blind}.")
     powers = [f for f in judged.findings if f.category == "power" and f.severity != "info" and not f.caused_by]
     if powers and (not hints or powers[0].bound_ns >= hints[0].bound_ns):
-        headline = f"Bound by power: {what}, kernels run {format_percent(compute)} of it; {_lower(powers[0])}."
+        headline = f"Bound by power: {what} ({format_percent(compute)} in kernels); {_lower(powers[0])}."
         return Verdict("bottleneck", "power", headline)
     if hints:
-        headline = f"Bound by compute: {what}, kernels run {format_percent(compute)} of it; {_lower(hints[0])}."
+        headline = f"Bound by compute: {what} ({format_percent(compute)} in kernels); {_lower(hints[0])}."
         return Verdict("bottleneck", "compute", headline)
     others = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category in _BOUND_BY]
     if others:  # on one of several devices, where the average hides it
@@ -234,8 +234,6 @@ def _lower(finding: Finding) -> str:
 
 def _per_step(scope: Scope) -> str:
     if len(scope.steps):
-        if scope.steps.source == "inferred":
-            return f"the {format_ns(scope.per_step(scope.account.total))} repeat"
         return f"the {format_ns(scope.per_step(scope.account.total))} step"
     return f"the {format_ns(scope.account.total)} span"
 

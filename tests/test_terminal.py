@@ -289,3 +289,12 @@ def test_the_id_of_a_rule_stands_in_one_place_whatever_the_title(title: str) -> 
 def test_a_close_call_is_said() -> None:
     close = Verdict("bottleneck", "input", "input 41 %", "launch cost is nearly as large: 39 %")
     assert "launch cost is nearly as large: 39 %" in render(sample_diagnosis.bottleneck(verdict=close))
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_narrow_terminal_cuts_no_label_and_no_status(make: object) -> None:
+    text = render(make(), width=60)  # type: ignore[operator]
+    assert max(columns(line) for line in text.splitlines() if "gpudiag " not in line) <= 60  # commands are to be copied
+    for line in text.splitlines():
+        assert not re.search(r"^  \S +\d+\.\d %.*…", line), line
+        assert not re.match(r"(\d  |Machine).*…", line), line

@@ -66,8 +66,13 @@ class Page:
                 self.add(self.paint(lead, lead_style) + self.paint(piece[len(first) :], style))
 
     def heading(self, title: str, right: str, right_style: str = "") -> None:
-        right = cut_end(right, self.width - columns(title) - 4)
-        rule = "─" * max(self.width - columns(title) - columns(right) - 2, 2)
+        """A line with a title and, at its right end or else below it, what is to be said of it."""
+        room = self.width - columns(title) - 4
+        if columns(right) > room:
+            self.add(f"{self.paint(title, BOLD)} {self.paint('─' * (room + 3), DIM)}")
+            self.prose(right, 2, style=right_style)
+            return
+        rule = "─" * (room + 2 - columns(right))
         self.add(f"{self.paint(title, BOLD)} {self.paint(rule, DIM)} {self.paint(right, right_style)}")
 
     def text(self) -> str:

@@ -21,6 +21,7 @@ _IDLE_STYLES = ("91", "95", "93", "96", "94")
 # These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
 _FULL_FINDINGS = 2
 _MOST_EVIDENCE = 6
+_WIDE = 78  # columns that a table with all its columns takes; narrower pages leave some out
 _CRUMB = 0.005  # share of the window below which a part has no cell of its own in a bar of 76
 _MOST_CODE_LINES = 8
 _MOST_DEVICES = 8
@@ -146,7 +147,7 @@ def _meanings(page: Page, diagnosis: Diagnosis, parts: Sequence[tuple[str, int, 
 
 def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
     head = ("rank  GPU" if many_ranks else "GPU").rjust(9)
-    page.add(f"  {head}  compute  comm. exposed  copies exposed   idle  idle mostly")
+    page.add(f"  {head}  compute  comm. exposed  copies exposed   idle{'  idle mostly' * (page.width >= _WIDE)}")
     by_compute = sorted(diagnosis.accounts, key=lambda a: (facts.group_share(a, "compute"), a.rank, a.device))
     shown = sorted(by_compute[:_MOST_DEVICES], key=lambda a: (a.rank, a.device))
     for account in shown:
@@ -155,7 +156,8 @@ def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
         largest = max((p for p in account.parts.items() if p[0].startswith("idle.")), key=lambda p: p[1], default=None)
         owner = facts.part_label(largest[0]).removeprefix("idle: ") if largest and largest[1] else ""
         cells = [format_percent(share) for share in shares]
-        page.add(f"  {name:>9}  {cells[0]:>7}  {cells[1]:>13}  {cells[2]:>14}  {cells[3]:>5}  {owner}")
+        row = f"  {name:>9}  {cells[0]:>7}  {cells[1]:>13}  {cells[2]:>14}  {cells[3]:>5}"
+        page.add(row + (f"  {owner}" if page.width >= _WIDE else ""))
     if len(diagnosis.accounts) > len(shown):
         page.add(f"  the {len(shown)} that compute least, of {len(diagnosis.accounts)}")
 
@@ -239,15 +241,14 @@ def _kernels(page: Page, diagnosis: Diagnosis) -> None:
     if not rows:
         return
     page.add()
-    page.heading("Top kernels", "TC: tensor cores used")
-    page.add(page.paint("  Time %   Total Instances     Avg  What        TC  Name", DIM))
+    page.heading("Top kernels", "TC: tensor cores used" if page.width >= _WIDE else "")
+    wide = page.width >= _WIDE
+    page.add(page.paint(f"  Time %   Total Instances     Avg  {'What        TC  ' * wide}Name", DIM))
     for row in rows:
         cores = "yes" if row.tensor_cores else "no" if row.what in ("gemm", "conv", "attention") else "-"
         what = "collective" if row.what == "communication" else clean(row.what, 11)
-        left = (
-            f"  {row.share * 100:6.1f} {format_ns(row.total_ns):>7} {row.count:>9,} {format_ns(row.average_ns):>7}"
-            f"  {what:<11} {cores:<3} "
-        )
+        left = f"  {row.share * 100:6.1f} {format_ns(row.total_ns):>7} {row.count:>9,} {format_ns(row.average_ns):>7}  "
+        left += f"{what:<11} {cores:<3} " if wide else ""
         page.add(left + short_kernel(row.name, page.width - len(left)))
 
 
