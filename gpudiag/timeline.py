@@ -205,11 +205,18 @@ class LoaderBatches(Table):
 @dataclass(frozen=True, eq=False)
 class StepLog(Table):
     """Every step of the run, recorded window or not, from gpudiag's own records: start, end ns, index. Evaluation inside a step
-    is taken off its end; steps that did not end as steps do (the rest of the script after the last one) are not here."""
+    is taken off its end; steps that did not end as steps do (the rest of the script after the last one) are not here.
+    cpu_wait_ns: time that the training thread could have run and waited for a CPU, -1 not recorded (the default).
+    """
 
     start: Int64
     end: Int64
     index: Int64
+    cpu_wait_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if self.cpu_wait_ns.size != self.start.size:
+            object.__setattr__(self, "cpu_wait_ns", np.full(self.start.size, -1, np.int64))
 
 
 @dataclass(frozen=True)
@@ -303,7 +310,11 @@ class LoaderInfo:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine)."""
+    """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine).
+
+    load_average: of a minute, at the recording's end. cpu_pressure: share of the recording in which some task of the machine
+    waited for a CPU. other_cpus: CPUs that programs other than the recorded run kept busy meanwhile (the recorder among them).
+    """
 
     usable_cpus: float | None = None
     machine_cpus: int | None = None
@@ -312,6 +323,9 @@ class HostInfo:
     cuda: str | None = None
     debug_switches: tuple[str, ...] = ()
     gpu_present: bool | None = None
+    load_average: float | None = None
+    cpu_pressure: float | None = None
+    other_cpus: float | None = None
 
 
 @dataclass(frozen=True)

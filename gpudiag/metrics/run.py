@@ -163,7 +163,7 @@ def _evidence(scope: Scope) -> Iterator[Value]:
 def _recorder(scope: Scope) -> Iterator[Value]:
     timeline, host = scope.timeline, scope.timeline.host
     if timeline.observer_slowdown is None:
-        yield missing("observer_slowdown", "no step was timed without recording", PROFILE)
+        yield missing("observer_slowdown", "no step was timed without recording while the machine was as busy", PROFILE)
     else:
         yield value("observer_slowdown", timeline.observer_slowdown, "gpudiag's step records")
     yield value("recorded_with_stacks", int(timeline.with_stack), "recorder")

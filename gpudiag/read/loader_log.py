@@ -3,10 +3,12 @@
 One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common to all processes of a machine.
 
     process  pid, ppid, role (main|rank|launcher|spawned|forked), rank, world, python, torch, cuda, threads, mono, wall
-    clock    mono, wall: one moment on both clocks; event start|stop of a recording with window early|steps, reason, file
+    clock    mono, wall: one moment on both clocks; event start|stop of a recording with window early|steps, reason, file,
+             machine {at, own CPU ns of the process, busy CPU ns of all CPUs, pressure us, load, cpus}, what could be read
     source   what ends a step from here on: forward | loader | optimizer
     step     i index, s start, e end, o source, p {phase: exclusive ns}, w [[phase, where, count, ns]],
-             y [[call, where, count, ns]] reads of values, r 1 recorded, mixed 1 partly so, partial 1 not ended by a step
+             y [[call, where, count, ns]] reads of values, r 1 recorded, mixed 1 partly so, partial 1 not ended by a step,
+             q ns that the training thread was queued for a CPU (absent: unknown)
     loader   l number, where, num_workers, batch_size, ...: how a DataLoader was built
     batch    l, it iterator, e epoch of the iterator, n count, b number (-1 main process), s, t: the wait; pids of workers
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown)
@@ -32,9 +34,11 @@ import numpy as np
 
 from gpudiag.intervals import Int64
 from gpudiag.read.loader_join import join_batches
-from gpudiag.timeline import CallSite, LoaderBatches, LoaderInfo, Ranges, StepLog, Timeline
+from gpudiag.timeline import CallSite, HostInfo, LoaderBatches, LoaderInfo, Ranges, StepLog, Timeline
 
 Record = dict[str, Any]
+BUSIER = 0.05  # of a step: as the least observer effect that is told
+LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 FIRST_STEPS = 3  # not counted as plain: they hold start-up, lazy loading and the profiler's own start
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
 # kind of a CallSite by phase; reads of CPU tensors do not wait for a device and are kept apart from readbacks
@@ -126,11 +130,24 @@ class ProcessLog:
         mine = [process for process in self.processes if process.rank == rank and process.role in ("main", "rank")]
         return max(mine, key=lambda process: (len(_steps(process)), -mine.index(process)), default=None)
 
+    @property
+    def busier_while_recording(self) -> bool:
+        """Whether the CPUs were more contended in the recorded steps than in the plain ones: then their lengths do not tell
+        what recording costs, since the threads that the training thread waits for were held up too."""
+        shares: tuple[list[float], list[float]] = [], []
+        for process in self.processes:
+            for position, record in enumerate(_steps(process)):
+                if "q" in record and not record.get("mixed") and (record.get("r") or position >= FIRST_STEPS):
+                    shares[bool(record.get("r"))].append(record["q"] / max(1, record["e"] - record["s"]))
+        plain, recorded = shares
+        return bool(plain and recorded) and float(np.mean(recorded)) - float(np.mean(plain)) > BUSIER
+
     def step_cost(self) -> tuple[int | None, int | None]:
         """Typical step (ns) outside and inside the recorded window, over the processes; None where there was none.
 
         Steps that save or log are left out of both: they are rare, and which side they fall on is chance. The same is true
-        of waits for worker processes, which no recording lengthens: both sides get the mean wait of the plain steps.
+        of waits for worker processes, which no recording lengthens: both sides get the mean wait of the plain steps. The
+        training thread's waits for a CPU that others had are no part of either.
         """
         plain: list[int] = []
         recorded: list[int] = []
@@ -142,10 +159,11 @@ class ProcessLog:
                 if record.get("mixed") or "checkpoint" in phases:
                     continue
                 wait = phases.get("data_wait", 0) if has_workers else 0
+                ran = max(0, record["e"] - record["s"] - wait - max(0, record.get("q", 0)))
                 if record.get("r"):
-                    recorded.append(record["e"] - record["s"] - wait)
+                    recorded.append(ran)
                 elif position >= FIRST_STEPS:
-                    plain.append(record["e"] - record["s"] - wait)
+                    plain.append(ran)
                     waits.append(wait)
         own, own_recorded = _median(plain), _median(recorded)
         wait = sum(waits) // len(waits) if waits else 0
@@ -219,7 +237,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
     steps = [record for record in _steps(process) if not record.get("mixed")]
     plain, recorded = log.step_cost()
     slowdown = timeline.observer_slowdown
-    if slowdown is None and plain and recorded:
+    if slowdown is None and plain and recorded and not log.busier_while_recording:
         slowdown = recorded / plain
     loaders, batches = _loaders(log, process)
     host = timeline.host
@@ -231,6 +249,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
             _column(steps, "s") + offset,
             _column(steps, "e") - _evaluation(steps) + offset,
             _column(steps, "i"),
+            np.array([record.get("q", -1) for record in steps], np.int64),
         )
         if steps
         else None,
@@ -239,12 +258,51 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         optimizer_params=_optimizer(process),
         observer_slowdown=slowdown,
         host=replace(
-            host,
+            _with_load(host, log, process),
             torch_threads=host.torch_threads if host.torch_threads is not None else process.threads,
             torch=host.torch or process.torch or None,
             cuda=host.cuda or process.cuda,
         ),
     )
+
+
+def _with_load(host: HostInfo, log: ProcessLog, process: Process) -> HostInfo:
+    """With how busy the machine was while the process was recorded."""
+    ends = _watched(process)
+    if ends is None:
+        return host
+    first, last = ends
+    length = last["at"] - first["at"]
+    pressure = others = None
+    if "pressure" in first and "pressure" in last and length > 0:
+        pressure = min(1.0, max(0.0, 1000 * (last["pressure"] - first["pressure"]) / length))
+    if "busy" in first and "busy" in last and length >= LEAST_WATCH_NS:
+        own = sum(_own_cpus(other, first["at"], last["at"]) for other in log.processes)
+        others = max(0.0, (last["busy"] - first["busy"]) / length - own)
+    return replace(host, load_average=last.get("load"), cpu_pressure=pressure, other_cpus=others)
+
+
+def _watched(process: Process) -> tuple[Record, Record] | None:
+    """The machine when the last recording of a process began and when it ended."""
+    began: Record | None = None
+    pair: tuple[Record, Record] | None = None
+    for record in process.of("clock"):
+        if record.get("event") == "start":
+            began = record.get("machine")
+        elif record.get("event") == "stop" and began and record.get("machine"):
+            pair = began, record["machine"]
+    return pair
+
+
+def _own_cpus(process: Process, start: int, end: int) -> float:
+    """CPUs that a process of the run kept busy: by its own count while it was recorded, a worker by its fetches."""
+    ends = _watched(process)
+    if ends is not None and ends[1]["at"] > ends[0]["at"]:
+        used: int = ends[1]["own"] - ends[0]["own"]
+        return used / max(1, ends[1]["at"] - ends[0]["at"])
+    fetches = [record for record in process.of("fetch") if start <= record["e"] <= end and record["w"] >= 0]
+    worked: int = sum(record["cpu"] for record in fetches)
+    return worked / max(1, end - start)
 
 
 def _evaluation(steps: Sequence[Record]) -> Int64:
