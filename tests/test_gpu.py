@@ -1,0 +1,120 @@
+"""What only a machine with an NVIDIA GPU can show. `pytest -m gpu`; elsewhere each skips with the reason."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/expect.toml"))
+
+pytestmark = [pytest.mark.gpu, pytest.mark.live]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gpu() -> None:
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a driver library without a driver makes torch warn
+        if not torch.cuda.is_available():
+            pytest.skip("no usable NVIDIA GPU here")
+
+
+def profiled(script: Path, into: Path, *options: str) -> dict[str, Any]:
+    """The diagnosis of a script that is profiled here and now."""
+    target = into / "diagnosis-out.json"
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "-o",
+        str(into / "bundle"),
+        "--no-save",
+        "--json",
+        str(target),
+        *options,
+    ]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(target.read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("which", ["slow", "fast"])
+def test_samples_are_diagnosed_as_planted(name: str, which: str, tmp_path: Path) -> None:
+    script = SAMPLES / name / f"{which}.py"
+    expected = tomllib.loads((SAMPLES / name / "expect.toml").read_text()).get(which)
+    if expected is None or not script.is_file():
+        pytest.skip(f"{name} has no {which} script")
+    diagnosis = profiled(script, tmp_path, "--with", "torch")
+    found = {finding["rule"] for finding in diagnosis["findings"]}
+    assert diagnosis["devices"], "GPU work was recorded"
+    assert set(expected.get("must_find", [])) <= found
+    assert not set(expected.get("must_not_find", [])) & found
+    if "bound_by" in expected:
+        assert diagnosis["verdict"]["bound_by"] == expected["bound_by"]
+
+
+def test_busy_time_of_a_known_load_is_what_cuda_events_say(tmp_path: Path) -> None:
+    """A loop of one large product a step, timed by CUDA events inside the script, against the account."""
+    script = tmp_path / "load.py"
+    script.write_text(
+        "import json, sys, torch\n"
+        "a = torch.randn(4096, 4096, device='cuda'); o = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device='cuda'))], lr=1)\n"
+        "took = []\n"
+        "for _ in range(60):\n"
+        "    s, e = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)\n"
+        "    s.record(); b = a @ a; e.record(); torch.cuda.synchronize(); took.append(s.elapsed_time(e)); o.step()\n"
+        "json.dump(took, open(sys.argv[1], 'w'))\n"
+    )
+    times = tmp_path / "times.json"
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "-o",
+        str(tmp_path / "bundle"),
+        "--no-save",
+        "--with",
+        "torch",
+    ]
+    subprocess.run([*command, "--json", str(tmp_path / "d.json"), str(script), str(times)], check=True, timeout=300)
+    diagnosis = json.loads((tmp_path / "d.json").read_text())
+    (account,) = diagnosis["accounts"]
+    per_step = account["parts"]["compute"] / account["steps"]
+    assert per_step == pytest.approx(statistics.median(json.loads(times.read_text())) * 1e6, rel=0.15)
+
+
+def test_nvml_samples_reach_the_metrics(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
+    for name in ("power_draw", "temperature", "sm_clock", "memory_peak_share"):
+        assert diagnosis["metrics"][name].get("value") is not None, diagnosis["metrics"][name]
+
+
+def test_launches_join_their_kernels(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
+    assert diagnosis["metrics"]["launches_missing_share"]["value"] < 0.01
+    assert diagnosis["metrics"]["kernels_without_launch_share"]["value"] < 0.05
+
+
+def test_the_observer_costs_at_most_fifteen_percent_inside_the_window(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
+    if diagnosis["steps"]["median_ns"] < 10_000_000:
+        pytest.skip("the limit is for steps of 10 ms and more")
+    assert diagnosis["metrics"]["observer_slowdown"]["value"] <= 1.15
+
+
+def test_a_readback_is_laid_to_its_line(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "readback_each_step" / "slow.py", tmp_path, "--with", "torch")
+    (finding,) = [finding for finding in diagnosis["findings"] if finding["rule"] == "readback_each_step"]
+    assert "slow.py:" in finding["where"]
