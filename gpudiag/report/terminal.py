@@ -167,7 +167,7 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
     after_finding = True
     for number, step in enumerate(facts.shown_steps(diagnosis), 1):
-        if own[step] or (after_finding and step != "environment"):
+        if own[step] or after_finding:
             page.add()
         after_finding = bool(own[step])
         title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
@@ -210,7 +210,7 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | No
         _fix(page, finding.fixes[0], full)
     for fix in finding.fixes[1:3] if place == 0 else ():
         condition = f" (only if {fix.only_if})" if fix.only_if else ""
-        page.prose(fix.change + condition, 4, "or       ", lead_style=GREEN, lines=3)
+        page.prose(fix.change + condition, 4, "or       ", lead_style=GREEN, lines=5)
     _relations(page, diagnosis, finding)
 
 
@@ -266,9 +266,10 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
         rules = [rule for names, _, by in groups if by == how for rule in names]
         reasons = "; ".join(dict.fromkeys(missing for _, missing, by in groups if by == how))
         start = f"{how.rstrip('.')}: " if how else ""
-        if len(rules) <= 2 or diagnosis.verdict.status == "cannot_judge":
-            names = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
-            page.prose(f"{start}{names} ({reasons})", 2, hang=4, lines=2)
+        if len(rules) <= 2:
+            page.prose(f"{start}{', '.join(rules)} ({reasons})", 2, hang=4, lines=2)
+        elif sum(by == how for _, _, by in groups) == 1:
+            page.prose(f"{start}{len(rules)} rules ({reasons})", 2, hang=4, lines=2)
         else:
             page.prose(f"{start}{len(rules)} rules ({', '.join(rules)})", 2, hang=4, lines=1)
     if left := sum(len(names) for names, _, how in groups if how in ways[_MOST_NOT_JUDGED:]):

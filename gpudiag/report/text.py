@@ -17,16 +17,20 @@ def clean(text: str, limit: int = 0) -> str:
     """
     if limit and len(text) > 4 * limit:  # a 10,000-character name is cut before the slow part
         text = text[: 2 * limit] + "…" + text[-2 * limit :]
-    if not text.isascii() or not text.isprintable():
-        text = "".join(_spelled(character) for character in text)
-    text = " ".join(text.split())
+    text = " ".join(_visible(text).split())
     return cut(text, limit) if limit else text
 
 
 def clean_code(text: str) -> list[str]:
-    """The lines of a piece of code, each as `clean` leaves it but with its indentation."""
+    """The lines of a piece of code, each as `clean` leaves it but with its white space."""
     lines = [line.rstrip() for line in text.expandtabs(4).strip("\n").split("\n")]
-    return [" " * (len(line) - len(line.lstrip(" "))) + clean(line, 400) for line in lines]
+    return [cut(_visible(line), 400) for line in lines]
+
+
+def _visible(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_spelled(character) for character in text)
 
 
 def _spelled(character: str) -> str:
