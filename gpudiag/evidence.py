@@ -16,6 +16,7 @@ from gpudiag.units import format_ns, format_percent
 LOST_LAUNCHES = 0.01  # issue 3: over 1 % missing is said
 UNTRUSTED_SLOWDOWN = 1.15  # RULES.md O7, nsys-ai: 15 % is contaminated
 NOTABLE_SLOWDOWN = 1.05
+BUSY_MACHINE = 0.05  # of a step: from here on rule cpu_contended counts it
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
 NOTABLE_EVALUATION = 0.02  # the least share that any finding is told of
@@ -104,6 +105,12 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
         yield f"recording made steps {format_percent(slowdown - 1)} longer: host and launch shares are inflated"
     elif slowdown is not None and slowdown >= NOTABLE_SLOWDOWN:
         yield f"recording made steps {format_percent(slowdown - 1)} longer"
+    waited, step = number(values, "cpu_wait_time"), number(values, "step_time")
+    if waited is not None and step and waited >= BUSY_MACHINE * step:
+        yield (
+            f"the machine was busy: the training thread waited {format_percent(min(1.0, waited / step))} of the time for a CPU; "
+            f"the host's figures are inflated"
+        )
     if timeline.with_stack:
         yield "recorded with Python stacks, which lengthens host code between launches: launch and host shares are inflated"
     skewed = clock_skew(scope)

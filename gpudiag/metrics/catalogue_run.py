@@ -222,6 +222,62 @@ LOADER = (
     ),
 )
 
+CPU = (
+    M(
+        "cpu_wait_time",
+        "ns",
+        "time in which the training thread could have run and waited for a CPU that others had, a step",
+        "waits of the threads that work for it (OpenMP, autograd), which lengthen its step as well",
+        "field 2 of Linux' /proc/thread-self/schedstat, read each step",
+    ),
+    M(
+        "cpu_wait_lost",
+        "ns",
+        "least of cpu_wait_time and what it can cost: beside GPU work the time in which the device idles",
+    ),
+    M(
+        "loader_queue_share",
+        "ratio",
+        "time queued for a CPU / fetch time, over all batches",
+        "CPU time, and time waiting for storage",
+        _LOADER,
+    ),
+    M(
+        "loader_queue_lost",
+        "ns",
+        "input_lost x loader_queue_share x other_cpus / usable_cpus (at most 1) with worker processes, else 0: what other programs make the workers wait",
+        "waits that the run's own workers and threads give each other",
+        _LOADER,
+    ),
+    M(
+        "loader_cpus_needed",
+        "count",
+        "batches a step x median CPU time of a fetch / (step_time - input_lost): CPUs that fetching takes to keep up (a fraction)",
+        "workers: those that wait for storage need no CPU meanwhile",
+        _LOADER,
+    ),
+    M(
+        "load_average",
+        "count",
+        "the machine's load average of a minute when the recording ended",
+        source="/proc/loadavg",
+    ),
+    M(
+        "cpu_pressure",
+        "ratio",
+        "share of the recording in which some task of the machine waited for a CPU",
+        "the share that this run waited",
+        "/proc/pressure/cpu",
+    ),
+    M(
+        "other_cpus",
+        "count",
+        "CPUs that programs other than the recorded run kept busy while it was recorded",
+        "a quota's view: the whole machine is counted, and a recorder of its own process (nsys) among the others",
+        "/proc/stat less the CPU time of the run's processes",
+    ),
+)
+
 MEMORY = (
     M(
         "memory_peak_share",

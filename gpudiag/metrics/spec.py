@@ -25,6 +25,7 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     + gpu.COMMUNICATION
     + run.HOST
     + run.LOADER
+    + run.CPU
     + run.MEMORY
     + run.POWER
 )
@@ -44,6 +45,7 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("cpu_op_name", "the operator on the CPU with most idle time under it"),
     TextSpec("host_where", "file:line of the script where most samples outside all phases lie"),
     TextSpec("checkpoint_log_where", "file:line of the slowest save or log call"),
+    TextSpec("slow_step_numbers", "numbers of the recorded steps that take more than twice the median"),
     TextSpec("recompile_where", "file:line that has code compiled again"),
     TextSpec("recompile_reason", "what is compiled again, and which guard of the compiled code fails"),
     TextSpec("debug_switch_names", "the debugging switches that were on, comma-separated"),

@@ -12,7 +12,10 @@ from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.kernel_work import slow_cpu_ops
 from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
+from gpudiag.metrics.run import step_lengths
 from gpudiag.scope import Scope
+
+MOST_NUMBERS = 8
 
 
 def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
@@ -31,6 +34,9 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     site = _worst_site(scope, ("checkpoint", "log"))
     if site:
         texts["checkpoint_log_where"] = site
+    slow = _slow_steps(scope)
+    if slow:
+        texts["slow_step_numbers"] = slow
     compiled = [site for site in scope.timeline.sites if site.kind == "compile" and site.detail]
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))
@@ -64,6 +70,17 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
             if under.any():
                 texts["cpu_op_name"] = strings[ops.name[slow[int(under.argmax())]]]
     return texts
+
+
+def _slow_steps(scope: Scope) -> str:
+    """`12, 31 and 44`, the first MOST_NUMBERS of them; "" where none is slow."""
+    lengths = step_lengths(scope)
+    if not lengths.size:
+        return ""
+    slow = [str(number) for number in scope.steps.index[lengths > 2 * np.median(lengths)].tolist()]
+    if len(slow) > MOST_NUMBERS:
+        return f"{', '.join(slow[:MOST_NUMBERS])} and {len(slow) - MOST_NUMBERS} more"
+    return " and ".join(filter(None, (", ".join(slow[:-1]), *slow[-1:])))
 
 
 def _worst_sync(scope: Scope) -> int | None:
