@@ -34,9 +34,9 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     site = _worst_site(scope, ("checkpoint", "log"))
     if site:
         texts["checkpoint_log_where"] = site
-    slow = _slow_steps(scope)
-    if slow:
-        texts["slow_step_numbers"] = slow
+    numbers = _slow_steps(scope)
+    if numbers:
+        texts["slow_step_numbers"] = numbers
     compiled = [site for site in scope.timeline.sites if site.kind == "compile" and site.detail]
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))

@@ -299,7 +299,7 @@ def _own_cpus(process: Process, start: int, end: int) -> float:
     ends = _watched(process)
     if ends is not None and ends[1]["at"] > ends[0]["at"]:
         used: int = ends[1]["own"] - ends[0]["own"]
-        return used / max(1, ends[1]["at"] - ends[0]["at"])
+        return float(used / (ends[1]["at"] - ends[0]["at"]))
     fetches = [record for record in process.of("fetch") if start <= record["e"] <= end and record["w"] >= 0]
     worked: int = sum(record["cpu"] for record in fetches)
     return worked / max(1, end - start)
