@@ -219,6 +219,10 @@ class Recorder:
         try:
             if cuda:
                 torch.cuda.synchronize()
+            if gc.isenabled():
+                # What our own start-up and the imports of the profiler allocated brings the next full collection nearer: it
+                # would fall into the short window, where it looks as if each step had a share of it.
+                gc.collect()
             profile._start_trace()
             self._describe()
         except RuntimeError as error:
