@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import sample_diagnosis
 from builders_views import MS, ORIGIN, diagnosis, view
 
 from gpudiag.diagnosis import Diagnosis, Evidence, Lane, NotJudged, StepsInfo, TimelineView, Verdict
+from gpudiag.report import terminal
 from gpudiag.report.html import render
 from gpudiag.report.palette import ALL_STYLES, part_style
 
@@ -568,3 +570,20 @@ def test_it_prints_to_pages_with_the_reasons_open(open_report: Any, tmp_path: Pa
     assert file.read_bytes().startswith(b"%PDF") and file.stat().st_size > 20_000
     assert page.evaluate("[...document.querySelectorAll('.finding details')].every((d) => d.open)")
     assert page.locator(".tl-controls").is_hidden() and page.locator("#tl-main").is_visible()
+
+
+def test_a_step_says_the_same_as_on_the_terminal_and_lists_what_it_counts() -> None:
+    """A step whose findings are explained elsewhere is not clear in one report and full of findings in the other."""
+    cause = sample_diagnosis.finding("launch_bound")
+    effect = sample_diagnosis.finding("gpu_idle", bound_ns=0, caused_by="launch_bound", relation="effect")
+    later = sample_diagnosis.finding("hot_kernel", bound_ns=0, caused_by="launch_bound", relation="after")
+    made = sample_diagnosis.bottleneck(findings=(cause, effect, later))
+    page, text = render(made), terminal.render(made)
+    for step in ("overall", "transfer", "compute", "scheduling", "environment"):
+        section = page.split(f'<section class="step" id="step-{step}"')[1].split("</section>")[0]
+        said = re.search(r"<small>(.*?)</small>", section)
+        assert said and said[1] in text
+        assert f"{section.count('<article')} finding" in said[1] or not section.count("<article")
+    assert "Explained by <a" in page and "Its time is counted there." in page
+    assert "Comes after <a" in page and "look again when the GPU is busy" in page
+    assert page.count("Its time is counted there.") == 1

@@ -198,11 +198,16 @@ def _account(title: str, about: str, parts: dict[str, int], compact: bool) -> di
                 "time": format_ns(ns),
             }
         )
-    return {"title": title, "about": about, "parts": rows, "compact": compact}
+    meanings = [
+        (part_style(name).label.removeprefix("idle: "), facts.PART_MEANINGS[name])
+        for name, ns in ordered
+        if name in facts.PART_MEANINGS and ns >= facts.NOTABLE_PART * total and not compact
+    ]
+    return {"title": title, "about": about, "parts": rows, "compact": compact, "meanings": meanings}
 
 
 def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of the method with what was found in each. state: critical | warning | info | explained | clear
+    """The steps of the method with what was found in each. state: critical | warning | info | elsewhere | clear
     | blind."""
     path: list[dict[str, Any]] = []
     state: str
@@ -213,7 +218,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
             worst = min((f.severity for f in standing), key=SEVERITY_ORDER.index)
             state, glyph = worst, SEVERITY_GLYPHS[worst]
         elif mine:
-            state, glyph = "explained", "↳"
+            state, glyph = "elsewhere", "↳"
         else:
             clear = facts.clear_count(diagnosis, step) > 0
             state, glyph = ("clear", "✓") if clear else ("blind", "?" if facts.not_judged_of(diagnosis, step) else "–")
