@@ -20,6 +20,7 @@ from gpudiag.bundle import read_bundle
 from gpudiag.commands._sides import load_side
 from gpudiag.commands.profile import TargetCommand, profile
 from gpudiag.diagnosis import from_json
+from gpudiag.read.nsys_report import find_nsys
 
 live = pytest.mark.live
 pytest.importorskip("torch")
@@ -102,6 +103,20 @@ def test_a_script_behaves_as_without_gpudiag(shared: Path, tmp_path: Path, words
     assert without_kineto(got.own_words) == without_kineto(expected.err)  # the traceback, and nothing of ours in it
     assert got.bundle is not None
     assert read_bundle(got.bundle).manifest.exit_code == expected.code
+
+
+@live
+@pytest.mark.nsys
+@pytest.mark.parametrize("case", ["exit code and argv", "as a module", "crashes"])
+def test_a_script_behaves_the_same_under_nsys(shared: Path, tmp_path: Path, case: str) -> None:
+    if find_nsys() is None:
+        pytest.skip("nsys is not installed")
+    scripts, words, bundle = shared / "scripts", EXACT[case], tmp_path / "bundle"
+    command = [sys.executable, "-m", "gpudiag", "profile", "--with", "nsys", "--no-save", "-o", str(bundle), *words]
+    expected, got = plain(words, scripts), run(command, scripts)
+    assert (got.code, got.out) == (expected.code, expected.out)
+    assert without_kineto(got.own_words) == without_kineto(expected.err)
+    assert "window never opened" in got.err  # they have fewer steps than the warm-up, and that is said
 
 
 def without_kineto(text: str) -> str:
