@@ -118,9 +118,8 @@ IGNORES = """
 """
 SAVES_SLOWLY = """
     import sys, time
-    print("ready", 0, flush=True)
     try:
-        time.sleep(60)
+        print("ready", 0, flush=True); time.sleep(60)
     except KeyboardInterrupt:
         try:
             print("saving", flush=True); time.sleep(60)

@@ -8,16 +8,17 @@ Streams are inherited, never piped. Signals reach the application exactly once, 
 - Elsewhere (a pipe, CI, `timeout`, a scheduler) it gets a group of its own and gpudiag passes signals on, since a
   sender like `timeout` signals both gpudiag and its whole group: the second copy within half a second is dropped.
 
-Orphans are not waited for: gpudiag makes itself their reaper (Linux) to be able to name them.
+Orphans are not waited for: gpudiag makes itself their reaper (Linux) to be able to name them. When gpudiag itself is
+killed, the application gets SIGTERM from the kernel (Linux).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +32,18 @@ SAME_SIGNAL_S = 0.5  # `timeout` sends to its child and to the group within micr
 LAST_WORDS_S = 1.0  # what the application has to end by itself after the second Ctrl-C
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.1
-_PR_SET_CHILD_SUBREAPER = 36
+HELPERS_S = 1.0  # multiprocessing's helpers end by themselves a moment after the last process that uses them
+_TRACKER, _FORKSERVER = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PRCTL: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How the application ended. exit_code as a shell has it (128 + signal). orphans: pids that it left running.
 
-    signals: what was passed on, in order. stopped_by_us: ended on request (`--stop-after-capture`).
+    killed_by: the signal that ended it, 0 when it ended by itself. signals: what was passed on, in order.
+    stopped_by_us: ended on request (`--stop-after-capture`).
     """
 
     exit_code: int
@@ -46,29 +51,39 @@ class Outcome:
     orphans: tuple[int, ...] = ()
     signals: tuple[str, ...] = ()
     stopped_by_us: bool = False
+    killed_by: int = 0
 
 
 @dataclass
 class Application:
-    """A started application. `send` signals it (its whole group when asked), `poll` is its status or None while it runs.
+    """A started application. `send` signals it (its whole group when asked; False when it is gone), `poll` is its status or
+    None while it runs: negative for a signal, or as a shell has it (128 + signal) where shell_status is set.
 
     shares_terminal: it got the terminal's signals by itself. end: kill it and what it has started.
     """
 
     poll: Callable[[], int | None]
-    send: Callable[[int], None]
+    send: Callable[[int], bool]
     end: Callable[[], None]
     shares_terminal: bool = False
+    shell_status: bool = False
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
-    """Start `argv`. Raises GpudiagError when it cannot be started."""
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], *, stdin: int | None = None, stdout: int | None = None
+) -> Application:
+    """Start `argv`. stdin, stdout: descriptors that it gets instead of ours. Raises GpudiagError when it cannot be started."""
     shares = _in_foreground()
     try:
-        # Python ignores SIGPIPE and SIGXFSZ at start-up; a program expects neither that nor a mask
-        start = functools.partial(os.posix_spawnp, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
-        words = list(argv)
-        pid = start(words[0], words, env) if shares else start(words[0], words, env, setpgroup=0)
+        process = subprocess.Popen(
+            list(argv),
+            env=env,
+            stdin=stdin,
+            stdout=stdout,
+            close_fds=False,
+            process_group=None if shares else 0,
+            preexec_fn=end_with(os.getpid()),
+        )
     except FileNotFoundError as error:
         raise GpudiagError(
             f"cannot run {argv[0]}: not found", "check the name, or give the interpreter with --python"
@@ -76,16 +91,10 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
     except OSError as error:
         raise GpudiagError(f"cannot run {argv[0]}: {error.strerror}", "check that it is executable") from error
 
-    ended: list[int] = []
+    pid = process.pid
 
-    def poll() -> int | None:
-        if not ended:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                ended.append(os.waitstatus_to_exitcode(status))
-        return ended[0] if ended else None
-
-    def send(signum: int) -> None:
+    def send(signum: int) -> bool:
+        ended = process.poll() is not None
         with contextlib.suppress(ProcessLookupError):
             # Ctrl-C goes to a whole group, else `bash run.sh` waits for a child that never heard of it. SIGTERM goes to
             # the application alone, which may want its loader workers alive to save a checkpoint; its group hears it
@@ -94,6 +103,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
                 os.killpg(pid, signum)
             elif not ended:
                 os.kill(pid, signum)
+        return not ended
 
     def end() -> None:
         # in a terminal's foreground gpudiag is of the same group: there the processes are found one by one
@@ -104,7 +114,24 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Application:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    return Application(poll, send, end, shares)
+    return Application(process.poll, send, end, shares)
+
+
+def end_with(parent: int) -> Callable[[], None]:
+    """What a child process of `parent` does before exec: no blocked signals (it would inherit ours), and SIGTERM when
+    `parent` dies before it, be it by SIGKILL. Both last over exec; that Python ignores SIGPIPE, subprocess sets right."""
+
+    def before_exec() -> None:
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent:  # it has died already
+                os._exit(128 + signal.SIGTERM)
+        # a Ctrl-C that waits would be taken by our handler, and lost
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    return before_exec
 
 
 def run(
@@ -138,6 +165,8 @@ def run(
                     application.send(signal.SIGTERM)
                 continue
             signum, now = info.si_signo, time.monotonic()
+            if application.poll() is not None:
+                continue  # too late to be the reason of its end
             typed = application.shares_terminal and info.si_code == SI_KERNEL
             if not typed and last[0] == signum and now - last[1] < SAME_SIGNAL_S:
                 continue
@@ -148,16 +177,19 @@ def run(
                 continue
             if not sent and signum not in (signal.SIGUSR1, signal.SIGUSR2):
                 before_signal()
-            if not typed:
-                application.send(signum)
             if interrupts == 2:
                 killed_at = now + LAST_WORDS_S
-            sent.append(signal.Signals(signum).name)
+            if typed or application.send(signum):
+                sent.append(signal.Signals(signum).name)
         if sent or stopped:
             application.send(signal.SIGTERM)  # to what is left of its group: children must not stay behind
             time.sleep(POLL_S)
+        wall = time.monotonic() - began
         code = 128 - status if status < 0 else status
-        return Outcome(code, time.monotonic() - began, tuple(_children()), tuple(sent), stopped)
+        killed_by = code - 128 if status < 0 or application.shell_status else 0
+        if killed_by not in signal.valid_signals():
+            killed_by = 0
+        return Outcome(code, wall, tuple(_orphans()), tuple(sent), stopped, killed_by)
 
 
 @contextlib.contextmanager
@@ -182,9 +214,26 @@ def _in_foreground() -> bool:
 
 
 def _adopt_orphans() -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _orphans() -> list[int]:
+    """Processes of the application that run on, without multiprocessing's helpers, which end with the last of the others."""
+    patience = time.monotonic() + HELPERS_S
+    while helpers := [pid for pid in _children() if _runs(pid, _TRACKER, _FORKSERVER)]:
+        if time.monotonic() > patience:
+            break
+        time.sleep(POLL_S / 2)
+    return [pid for pid in _children() if pid not in helpers or not _runs(pid, _TRACKER)]
+
+
+def _runs(pid: int, *modules: bytes) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(module in command for module in modules)
 
 
 def _children() -> list[int]:

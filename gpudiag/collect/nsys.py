@@ -29,33 +29,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpudiag.collect.inject.nvtx_emit import DOMAIN
+from gpudiag.collect.launch import end_with
 from gpudiag.collect.nsys_finish import REPORT_SUFFIXES, FinishedReport, finish_report, log_of
 from gpudiag.errors import GpudiagError
-from gpudiag.read.nsys_report import find_nsys, nsys_version
+from gpudiag.read.nsys_report import find_nsys, nsys_version, utf8_alias
 
 __all__ = ["FinishedReport", "NsysProcess", "finish_report", "nsys_command", "nsys_version", "start"]
 
 CAPTURE_RANGE = "capture"  # the range that opens and closes the window; inject/ pushes it in domain "gpudiag"
 
 # Runs between nsys and the application, in the process that becomes the application: reports its pid, waits for our
-# word (so that an abandoned start can never run the application), puts the real stdout and stderr in place, and
-# restores the signals that Python ignores at start-up.
+# word (so that an abandoned start can never run the application), puts the real stdout, stderr and working directory in
+# place, and restores the signals that Python ignores at start-up. nsys refuses a command line or a working directory that
+# is not UTF-8 ("Message parsing failed"), so it gets the words in hexadecimal then, and / to work in.
 _SHIM = """\
 import os, signal, sys
-out, err, pid, go = map(int, sys.argv[1:5])
+out, err, pid, go, folder = map(int, sys.argv[1:6])
 os.write(pid, b"%d\\n" % os.getpid())
 if os.read(go, 1) != b"g":
     os._exit(125)
 os.dup2(out, 1); os.dup2(err, 2)
-for fd in (out, err, pid, go):
+os.fchdir(folder)
+for fd in (out, err, pid, go, folder):
     os.close(fd)
 for name in ("SIGPIPE", "SIGXFSZ"):
     signal.signal(getattr(signal, name), signal.SIG_DFL)
-app = sys.argv[5:]
+app = sys.argv[7:]
+if sys.argv[6] == "hex":
+    app = [bytes.fromhex(word) for word in app]
 try:
     os.execvp(app[0], app)
 except OSError as error:
-    sys.stderr.write("gpudiag: cannot run %s: %s\\n" % (app[0], error.strerror))
+    sys.stderr.write("gpudiag: cannot run %s: %s\\n" % (os.fsdecode(app[0]), error.strerror))
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
 
@@ -202,30 +207,34 @@ def start(
     not get as far as the application.
     """
     log = log_of(output)
+    plain = _is_utf8(str(Path.cwd()), *map(str, app))
     for old in (output.with_name(output.name + suffix) for suffix in REPORT_SUFFIXES):
         if old.exists():
             raise GpudiagError(f"{old}: exists", "choose another folder with -o, or remove it")
     for _ in range(_ATTEMPTS):
         try:
-            words = log.open("wb")
+            said = log.open("wb")
         except OSError as error:
             raise GpudiagError(
                 f"{log}: cannot be written ({error.strerror})", "choose another folder with -o"
             ) from error
         pid_reader, pid_writer = os.pipe()
         go_reader, go_writer = os.pipe()
-        passed = [os.dup(stdout), os.dup(stderr), pid_writer, go_reader]
-        shim = [sys.executable, "-I", "-S", "-c", _SHIM, *map(str, passed)]
+        folder = os.open(cwd or ".", os.O_RDONLY | os.O_DIRECTORY)
+        passed = [os.dup(stdout), os.dup(stderr), pid_writer, go_reader, folder]
+        shim = [sys.executable, "-I", "-S", "-c", _SHIM, *map(str, passed), "plain" if plain else "hex"]
+        words = list(app) if plain else [os.fsencode(word).hex() for word in app]
         try:
             process = subprocess.Popen(
-                nsys_command([*shim, *app], output.absolute(), gpu=gpu, window=window, osrt=osrt),
+                nsys_command([*shim, *words], utf8_alias(output.absolute()), gpu=gpu, window=window, osrt=osrt),
                 stdin=stdin,
-                stdout=words,
+                stdout=said,
                 stderr=subprocess.STDOUT,
                 env=env,
-                cwd=cwd,
+                cwd="/" if not plain else cwd,
                 pass_fds=passed,
                 start_new_session=True,
+                preexec_fn=end_with(os.getpid()),
             )
             for descriptor in passed:  # ours must be closed for the pipe to end with the last of theirs
                 os.close(descriptor)
@@ -236,13 +245,22 @@ def start(
                 os.write(go_writer, b"g")
                 return NsysProcess(process, pid, log, frozenset({process.pid, *_agents(process.pid)}))
         finally:
-            words.close()
+            said.close()
             for descriptor in (*passed, pid_reader, go_writer):
                 os.close(descriptor)
         _abandon(process)
-    said = log.read_text(errors="replace").strip().splitlines()
-    reason = next((line for line in reversed(said) if "Importer" not in line and "importer" not in line), "it hangs")
+    lines = log.read_text(errors="replace").strip().splitlines()
+    reason = next((line for line in reversed(lines) if "Importer" not in line and "importer" not in line), "it hangs")
     raise GpudiagError(f"nsys does not start the application: {reason.strip()}", "try again, or use --with torch")
+
+
+def _is_utf8(*texts: str) -> bool:
+    """Whether none holds bytes that are not UTF-8 (as lone surrogates)."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:

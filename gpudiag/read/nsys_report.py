@@ -79,6 +79,19 @@ def report_version(path: Path) -> str:
     return ".".join(part.decode() for part in match.groups()) if match else ""
 
 
+def utf8_alias(path: Path) -> Path:
+    """`path`, or another way to it that is UTF-8: nsys passes paths in messages that take nothing else.
+
+    The other way is through a descriptor of this process, which stays open as long as this process lives.
+    """
+    try:
+        str(path).encode()
+        return path
+    except UnicodeEncodeError:
+        folder = os.open(path.parent, os.O_PATH)
+        return Path(f"/proc/{os.getpid()}/fd/{folder}/{path.name}")
+
+
 def export_report(path: Path, into: Path) -> Path:
     """Export a report into the folder `into`; the path of the .sqlite. Nothing is left there when it fails.
 
@@ -108,11 +121,12 @@ def export_report(path: Path, into: Path) -> Path:
         raise GpudiagError(f"{into}: {error.strerror}", "the export needs a folder that can be written") from None
     with scratch as folder:
         # nsys reads its options by their first letter: a plain name of our own can be no option.
-        report = path.absolute()
+        report = utf8_alias(path.absolute())
         if is_stream:
             report = _import_stream(path, nsys, Path(folder), timeout)
         exported = Path(folder) / "export.sqlite"
-        command = [str(nsys), "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}", str(report)]
+        output = f"--output={utf8_alias(exported)}"
+        command = [str(nsys), "export", "--type=sqlite", "--force-overwrite=true", output, str(report)]
         code, said = _run(command, timeout)
         if code is None:
             raise GpudiagError(
