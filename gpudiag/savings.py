@@ -21,10 +21,11 @@ from gpudiag.replay import Edit, Graph, build, replay, trusted
 from gpudiag.rules import RuleSet
 from gpudiag.scope import Scope
 from gpudiag.timeline import CopyKind, Kind
-from gpudiag.units import format_percent
+from gpudiag.units import format_ns, format_percent
 
 Values = Mapping[str, Metric | Missing]
 READBACK_RULES = frozenset({"readback_each_step"})
+NOTHING_SAVED = "with this change alone the replay gets no shorter: something else in the step takes as long"
 COPY_CALL_RULES = frozenset({"blocking_copy"})
 
 
@@ -45,8 +46,10 @@ def with_estimates(findings: Sequence[Finding], rules: RuleSet, scope: Scope, va
             saved = graph if isinstance(graph, str) else _device_saving(finding, edit_name, scope, values, graph)
         if isinstance(saved, str):
             done.append(msgspec.structs.replace(finding, estimate_reason=saved))
+        elif saved < 1:
+            done.append(msgspec.structs.replace(finding, estimate_reason=NOTHING_SAVED))
         else:
-            done.append(msgspec.structs.replace(finding, estimate_ns=int(min(max(saved, 0), finding.bound_ns))))
+            done.append(msgspec.structs.replace(finding, estimate_ns=int(min(saved, finding.bound_ns))))
     return tuple(done)
 
 
@@ -121,6 +124,11 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
         floor = _loader_floor(values, rest, batches_a_step(scope))
         if floor is None:
             return "the time to fetch a batch was not recorded"
+        if floor >= step:
+            return (
+                f"more workers alone bring nothing here: fetching and the rest of the step together need "
+                f"{format_ns(floor)} of the usable CPUs, as long as the step takes or longer"
+            )
         return step - max(rest, floor)
     if edit_name in ("remove_pause", "remove_idle", "remove_part"):
         return float(finding.bound_ns)
