@@ -11,7 +11,7 @@ from gpudiag.metrics.base import Metric, Missing
 from gpudiag.scope import Scope
 from gpudiag.steps import MIN_STEPS
 from gpudiag.timeline import Kind
-from gpudiag.units import format_ns, format_percent
+from gpudiag.units import counted, format_ns, format_percent
 
 LOST_LAUNCHES = 0.01  # issue 3: over 1 % missing is said
 UNTRUSTED_SLOWDOWN = 1.15  # RULES.md O7, nsys-ai: 15 % is contaminated
@@ -54,7 +54,8 @@ def cannot_judge(scope: Scope, values: Values) -> str:
     operations, busy = len(scope.window_ops), scope.window.intersect(scope.layers.busy).total() if scope.layers else 0
     if operations < LEAST_OPERATIONS and busy < LEAST_WORK_NS and len(scope.steps) < MIN_STEPS:
         return (
-            f"{operations} GPU operations with {format_ns(busy)} of work are too few to tell a habit from an accident"
+            f"{counted(operations, 'GPU operation')} with {format_ns(busy)} of work "
+            f"{'is' if operations == 1 else 'are'} too few to tell a habit from an accident"
         )
     lost = number(values, "launches_missing_share")
     if lost is not None and lost > 0.5:

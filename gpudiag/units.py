@@ -51,6 +51,12 @@ def format_percent(fraction: float) -> str:
     return f"{percent:.0f} %"
 
 
+def counted(number: float, noun: str) -> str:
+    """`1 kernel`, `694 kernels`"""
+    text = f"{number:.0f}"
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+
+
 def _three_digits(value: float) -> str:
     if value >= 99.95:
         return f"{value:.0f}"

@@ -9,7 +9,7 @@ from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
 from gpudiag.rules import Judgement
 from gpudiag.scope import Scope, room_of, working
-from gpudiag.units import format_ns, format_percent, format_rate
+from gpudiag.units import counted, format_ns, format_percent, format_rate
 
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
 LOSS = 0.10  # severity `warning` (DESIGN 5)
@@ -256,12 +256,12 @@ def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: flo
     if owner == "launch":
         cost = number(metrics, "launch_cost")
         per_step = number(metrics, "kernels_per_step")
-        extra = f" ({per_step:.0f} kernels{' a step' if len(scope.steps) else ''}" if per_step else ""
+        extra = f" ({counted(per_step, 'kernel')}{' a step' if len(scope.steps) else ''}" if per_step else ""
         extra += f", {format_ns(cost)} a launch call)" if extra and cost else ")" if extra else ""
         return f"{idle} while the host prepares launches{extra}"
     if owner == "sync":
         waits = number(metrics, "syncs_per_step")
-        extra = f" ({waits:.0f} synchronising calls{' a step' if len(scope.steps) else ''})" if waits else ""
+        extra = f" ({counted(waits, 'synchronising call')}{' a step' if len(scope.steps) else ''})" if waits else ""
         return f"{idle} after waits of the host for it{extra}"
     if owner == "communication":
         return f"collectives that nothing hides take {format_percent(share)} of {step}"

@@ -196,7 +196,7 @@ def test_pageable_copies_are_named_where_they_dominate(diagnosed: dict[str, Diag
 def test_late_ranks_are_named_before_the_collectives_that_wait_for_them(traces: Path) -> None:
     diagnosis = diagnose([traces / "kineto" / "megatron_tp8"])
     assert diagnosis.findings[0].rule == "straggler_rank"
-    assert "rank 0, 6" in diagnosis.findings[0].summary
+    assert "(by rank: 0, 6)" in diagnosis.findings[0].summary
     assert next(f for f in diagnosis.findings if f.rule == "exposed_communication").caused_by == "straggler_rank"
 
 

@@ -18,7 +18,7 @@ from gpudiag.diagnosis import (
     StepName,
 )
 from gpudiag.report.text import clean
-from gpudiag.units import format_ns, format_percent
+from gpudiag.units import counted, format_ns, format_percent
 
 STEP_TITLES: dict[StepName, str] = {
     "overall": "Overall timeline",
@@ -177,7 +177,7 @@ def about_gpu_work(rules: Sequence[str], missing: str) -> str:
     """`50 rules about GPU work` for the group of rules that a run without GPU work leaves unjudged; "" for any other."""
     if missing != NO_GPU_WORK:
         return ""
-    return f"{len(rules)} rule{'s' if len(rules) > 1 else ''} about GPU work"
+    return f"{counted(len(rules), 'rule')} about GPU work"
 
 
 def verdict_label(diagnosis: Diagnosis) -> str:
@@ -202,7 +202,7 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     unseen = f", {len(blind)} not judged" if blind else ""
     if own or under:
         count = len(own) + len(under)
-        clauses = [f"{count} finding{'s' if count > 1 else ''}"]
+        clauses = [counted(count, "finding")]
         for later, word in ((False, "explained "), (True, "put off by ")):
             some = [f for f in under if (f.relation == "after") is later]
             if some:
@@ -210,7 +210,7 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
                 clauses.append(number + word + _place_of_causes(diagnosis, some, step, "" if later else "under "))
         return ", ".join(clauses) + unseen
     if clear:
-        return f"all clear ({clear} rule{'s' if clear > 1 else ''}){unseen}"
+        return f"all clear ({counted(clear, 'rule')}){unseen}"
     if blind:
         return f"cannot judge: {reason(blind[0].missing)}"
     return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
@@ -252,7 +252,7 @@ def steps_line(diagnosis: Diagnosis) -> str:
             "The figures are those of one span" if diagnosis.verdict.status == "cannot_judge" else "Judged as one span"
         )
         return f"{start}, start-up included: no steady steps."
-    line = f"{steps.count} steady step{'s' if steps.count != 1 else ''}, median {format_ns(steps.median_ns)}"
+    line = f"{counted(steps.count, 'steady step')}, median {format_ns(steps.median_ns)}"
     if steps.p99_ns is not None and steps.count > 1:
         line += f", p99 {format_ns(steps.p99_ns)}"
     mean = steps_mean(diagnosis)

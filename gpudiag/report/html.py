@@ -19,7 +19,7 @@ from gpudiag.report.palette import ALL_STYLES, part_style
 from gpudiag.report.picture import Picture, in_page_order, pictures, script_data
 from gpudiag.report.step_chart import MAX_BARS, step_chart
 from gpudiag.report.text import apportion, clean, clean_code
-from gpudiag.units import format_ns, format_percent
+from gpudiag.units import counted, format_ns, format_percent
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_ACCOUNTS = 16
@@ -120,8 +120,8 @@ def _figures(diagnosis: Diagnosis) -> list[dict[str, str]]:
     found = []
     steps = diagnosis.steps
     if steps.median_ns is not None:
-        kind = "steady step" if steps.count == 1 else "steady steps"
-        found.append({"label": "Median step", "value": format_ns(steps.median_ns), "note": f"of {steps.count} {kind}"})
+        note = f"of {counted(steps.count, 'steady step')}"
+        found.append({"label": "Median step", "value": format_ns(steps.median_ns), "note": note})
         if steps.p99_ns is not None and steps.count > 1:
             found.append({"label": "Step, 99th percentile", "value": format_ns(steps.p99_ns), "note": ""})
     gpus = [account for account in diagnosis.accounts if account.device >= 0]
@@ -171,7 +171,7 @@ def _account_words(diagnosis: Diagnosis, account: AccountInfo) -> tuple[str, str
     if len(diagnosis.accounts) > 1:
         many = len({a.rank for a in diagnosis.accounts}) > 1
         return _upper(facts.device_label(account.rank, account.device, many)), time
-    over = f"over {account.steps} steady steps" if account.scope == "steps" else "over the whole recording"
+    over = f"over {counted(account.steps, 'steady step')}" if account.scope == "steps" else "over the whole recording"
     return account_title(diagnosis, account), f"{over}, {time}"
 
 

@@ -10,7 +10,7 @@ import re
 from gpudiag.diagnosis import STEP_ORDER, Diagnosis, Finding
 from gpudiag.report import facts
 from gpudiag.report.text import apportion, clean, clean_code, short_kernel
-from gpudiag.units import format_ns, format_percent
+from gpudiag.units import counted, format_ns, format_percent
 
 _SIGN = {"critical": "🔴", "warning": "🟡", "info": "🔵"}
 _VERDICT_SIGN = {"bottleneck": "🔴", "healthy": "🟢", "cannot_judge": "⚪"}
@@ -54,7 +54,7 @@ def render(diagnosis: Diagnosis) -> str:
             + (f"; record: {code(how)}" if how else "")
             for rules, missing, how in facts.grouped(diagnosis.not_judged)
         ]
-        lines += _folded(f"Not judged: {len(diagnosis.not_judged)} rules (unknown, not healthy)", entries)
+        lines += _folded(f"Not judged: {counted(len(diagnosis.not_judged), 'rule')} (unknown, not healthy)", entries)
     lines += [f"> ⚠️ {escape(warning)}\n" for warning in diagnosis.warnings]
     lines.append(f"<sub>gpudiag {escape(diagnosis.gpudiag)}</sub>")
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from gpudiag.diagnosis import AccountInfo
 from gpudiag.report.facts import PART_LABELS, ordered_parts
 from gpudiag.report.palette import part_style
-from gpudiag.units import format_ns
+from gpudiag.units import counted, format_ns
 
 MAX_BARS = 240  # at the width of the page a bar is then 4 px
 
@@ -28,7 +28,7 @@ def step_chart(account: AccountInfo, title: str, max_bars: int = MAX_BARS) -> di
     unit = "Step" if per_bar == 1 else f"Steps, {per_bar} to a row"
     each = "" if per_bar == 1 else f" Each bar is the mean of {per_bar} steps."
     return {
-        "caption": f"{title}: who owned the time in each of {len(account.per_step)} steady steps.{each}",
+        "caption": f"{title}: who owned the time in each of {counted(len(account.per_step), 'steady step')}.{each}",
         "spoken": f"Stacked bars. Median step {format_ns(median)}, longest bar {format_ns(totals[longest])} at "
         f"{_label(longest, per_bar, len(account.per_step))}. The table below has the numbers.",
         "ticks": [{"at": round(100 * tick / top, 2), "label": format_ns(tick) if tick else "0"} for tick in ticks],

@@ -11,7 +11,7 @@ from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fi
 from gpudiag.report import facts
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, MOST_LINES, YELLOW, Page
 from gpudiag.report.text import apportion, clean, clean_code, columns, cut_start, short_kernel
-from gpudiag.units import format_ns, format_percent
+from gpudiag.units import counted, format_ns, format_percent
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
 _VERDICT_STYLE = {"bottleneck": "1;31", "healthy": "1;32", "cannot_judge": "1;33"}
@@ -75,7 +75,7 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
     else:
         title = f"{len(accounts)} GPUs together"
     steps = accounts[0].steps or diagnosis.steps.count
-    scope = f"{steps} steady step{'s' if steps != 1 else ''}" if accounts[0].scope == "steps" else "whole recording"
+    scope = counted(steps, "steady step") if accounts[0].scope == "steps" else "whole recording"
     page.add()
     page.heading("Where the time goes", f"{title}: {scope}, {format_ns(max(a.total_ns for a in accounts))}")
     values = [value for _, value, _ in parts]
@@ -258,7 +258,7 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
         return
     page.add()
     count = len(diagnosis.not_judged)
-    page.heading("Not judged", f"{count} rule{'s' if count > 1 else ''}: unknown, not healthy", YELLOW)
+    page.heading("Not judged", f"{counted(count, 'rule')}: unknown, not healthy", YELLOW)
     if gpu_rules := facts.about_gpu_work(*groups[0][:2]):
         page.prose(f"{gpu_rules}: {groups.pop(0)[1]}", 2, hang=4)
     ways = list(dict.fromkeys(how for _, _, how in groups))
