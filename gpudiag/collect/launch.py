@@ -69,9 +69,7 @@ class Application:
     shell_status: bool = False
 
 
-def spawn(
-    argv: Sequence[str], env: Mapping[str, str], *, stdin: int | None = None, stdout: int | None = None
-) -> Application:
+def spawn(argv: Sequence[str], env: Mapping[str, str], *, stdin: int | None = None, stdout: int = 1) -> Application:
     """Start `argv`. stdin, stdout: descriptors that it gets instead of ours. Raises GpudiagError when it cannot be started."""
     shares = _in_foreground()
     try:
@@ -79,7 +77,7 @@ def spawn(
             list(argv),
             env=env,
             stdin=stdin,
-            stdout=stdout,
+            stdout=None if stdout == 1 else stdout,
             close_fds=False,
             process_group=None if shares else 0,
             preexec_fn=end_with(os.getpid()),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, w
 from gpudiag.collect import launch, torch_profiler
 from gpudiag.collect.environment import describe, mask_command
 from gpudiag.collect.nvml import NvmlSampler
+from gpudiag.collect.stdin import Stdin
 from gpudiag.collect.watching import Watch
 from gpudiag.errors import GpudiagError
 
@@ -31,7 +34,10 @@ Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run and how to record it. kind: script | module | command. collectors: auto | nsys | torch | nsys,torch."""
+    """What to run and how to record it. kind: script | module | command. collectors: auto | nsys | torch | nsys,torch.
+
+    any_name: a folder `bundle`-2, -3, ... does as well. stdout: a descriptor that the application gets as its stdout.
+    """
 
     kind: str
     words: tuple[str, ...]
@@ -43,6 +49,8 @@ class Plan:
     python: str | None = None
     force: bool = False
     rounds: int = 1
+    any_name: bool = False
+    stdout: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,11 @@ class _Pass:
 
 @dataclass(frozen=True)
 class Ran:
-    """exit_code: the application's, of the last pass that ran."""
+    """exit_code: the application's, of the last pass that ran. bundle: the folder."""
 
     exit_code: int
     manifest: Manifest
+    bundle: Path
 
 
 def record(
@@ -75,12 +84,14 @@ def record(
     tell: lines that stay. beside: a status while the application runs; working: one while its recording is made ready.
     Raises GpudiagError before anything is started when it cannot be: no such script, no interpreter, no room, a folder in
     the way. The manifest is written before and after each pass, so that a killed gpudiag leaves what was recorded so far.
+    A disk that is full by then costs the recording, which is told, and nothing else.
     """
     env = dict(os.environ if env is None else env)
     python = _interpreter(plan)
     argv = _command(plan, python)
     passes = _passes(plan)
-    _make_folder(plan)
+    plan = replace(plan, bundle=_make_folder(plan))
+    stdin = Stdin(len(passes), plan.bundle)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     script = Path(plan.words[0]) if plan.kind == "script" else None
     manifest = Manifest(
@@ -99,18 +110,24 @@ def record(
         },
         environment=describe(python, script, env),
     )
-    write_manifest(plan.bundle, manifest)
+    _keep(plan, manifest, tell)
     code = 0
     for number, each in enumerate(passes, 1):
-        capture, outcome = _pass(plan, each, argv, env, beside, working)
+        try:
+            capture, outcome = _pass(plan, each, argv, env, stdin, beside, working)
+        except (GpudiagError, OSError) as error:
+            if number == 1:
+                raise
+            tell(f"{each.name}: not started: {error}")
+            break
         code = 0 if outcome.stopped_by_us else outcome.exit_code
-        notes = (f"ended by {', '.join(outcome.signals)}",) if outcome.signals else ()
-        manifest = _with(manifest, capture, code, notes)
-        write_manifest(plan.bundle, manifest)
+        ending = tuple(_ending(outcome))
+        manifest = _with(manifest, capture, code, ending)
+        _keep(plan, manifest, tell)
         for note in capture.notes:
             tell(note)
         if capture.failed:
-            tell(f"{each.name}: {capture.failed}")
+            tell("; ".join((f"{each.name}: {capture.failed}", *ending)))
         if number < len(passes):
             if outcome.signals:
                 tell(f"interrupted: {len(passes) - number} of {len(passes)} runs left out")
@@ -118,7 +135,30 @@ def record(
             if code and plan.rounds > 1:
                 tell(f"the script ended with exit code {code}: {len(passes) - number} of {len(passes)} runs left out")
                 break
-    return Ran(code, manifest)
+            if stdin.lost:
+                tell(f"stdin is too long to be given again: {len(passes) - number} of {len(passes)} runs left out")
+                break
+    return Ran(code, manifest, plan.bundle)
+
+
+def _keep(plan: Plan, manifest: Manifest, tell: Tell) -> None:
+    try:
+        write_manifest(plan.bundle, manifest)
+    except OSError as error:
+        tell(f"{plan.bundle / MANIFEST}: cannot be written ({error.strerror}); the script is not affected")
+
+
+def _ending(outcome: launch.Outcome) -> Iterator[str]:
+    """How the application ended, where a signal had to do with it."""
+    sent = ", ".join(outcome.signals)
+    if outcome.stopped_by_us:
+        return
+    if outcome.killed_by:
+        name = signal.Signals(outcome.killed_by).name if outcome.killed_by in set(signal.Signals) else "real-time"
+        after = f", after {sent}" if sent and set(outcome.signals) != {name} else ""
+        yield f"the script was ended by signal {outcome.killed_by} ({name}){after}"
+    elif outcome.signals:
+        yield f"the script got {sent} and ended by itself with exit code {outcome.exit_code}"
 
 
 def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str, ...]) -> Manifest:
@@ -130,7 +170,7 @@ def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str,
 
 
 def _pass(
-    plan: Plan, each: _Pass, argv: list[str], env: Mapping[str, str], beside: Status, working: Status
+    plan: Plan, each: _Pass, argv: list[str], env: Mapping[str, str], stdin: Stdin, beside: Status, working: Status
 ) -> tuple[CaptureInfo, launch.Outcome]:
     folder = plan.bundle / each.name
     folder.mkdir()
@@ -140,9 +180,13 @@ def _pass(
 
     def start() -> launch.Application:
         sampler.start()  # here, where signals are held: its thread must not be the one that takes them
+        source = stdin.take()
         if each.kind == "nsys":
-            return _start_nsys(argv, folder, inside)
-        return launch.spawn(argv, inside)
+            application = _start_nsys(argv, folder, inside, source, plan.stdout)
+        else:
+            application = launch.spawn(argv, inside, stdin=source, stdout=plan.stdout)
+        stdin.feed()
+        return application
 
     with beside() as show:
         watch = Watch(folder, plan.steps)
@@ -152,13 +196,18 @@ def _pass(
             should_stop=torch_profiler.captured(folder) if plan.stop_after_capture else lambda: False,
             meanwhile=lambda: show(each.label + watch.text()) if show else None,
         )
+    stdin.release()
     sampler.stop()
     with working() as show:
         if show:
             show(f"{each.label}{'exporting the nsys report' if each.kind == 'nsys' else 'packing the trace'}")
-        capture = torch_profiler.finish(folder, outcome, each.kind)
-        if each.kind == "nsys":
-            capture = _finish_nsys(capture, folder)
+        try:
+            capture = torch_profiler.finish(folder, outcome, each.kind, plan.warmup)
+            if each.kind == "nsys":
+                capture = _finish_nsys(capture, folder)
+        except OSError as error:
+            failed = f"the recording could not be kept: {error.strerror}"
+            capture = CaptureInfo(each.name, each.kind, {}, wall_s=round(outcome.wall_s, 3), failed=failed)
     return capture, outcome
 
 
@@ -213,12 +262,41 @@ def _command(plan: Plan, python: Path) -> list[str]:
         raise GpudiagError(
             f"{script}: no such script", "give the path of a Python script, -m MODULE, or a command after `--`"
         )
+    _check_python(script)
     return [str(python), *plan.words]
 
 
-def _make_folder(plan: Plan) -> None:
+def _check_python(script: Path) -> None:
+    """Python would take hold of these, too, and fail with an error of its own."""
+    if script.is_dir():
+        if not (script / "__main__.py").is_file():
+            raise GpudiagError(f"{script}: a folder, not a script", "give the path of a script in it, or -m MODULE")
+        return
+    try:
+        with script.open("rb") as file:
+            first = file.readline(200)
+    except OSError as error:
+        raise GpudiagError(f"{script}: cannot be read ({error.strerror})", "check its permissions") from error
+    shebang = first.startswith(b"#!") and b"python" not in first
+    if shebang or first.startswith(b"\x7fELF") or script.suffix in (".sh", ".bash", ".zsh"):
+        shell = "bash " if script.suffix else ""
+        raise GpudiagError(
+            f"{script}: not a Python script",
+            f"run it as a command: gpudiag profile -- {shell}{shlex.quote(str(script))}",
+        )
+
+
+def _make_folder(plan: Plan) -> Path:
+    """Raises GpudiagError when there is none to be had. Two gpudiags that start at once never get the same one."""
     bundle = plan.bundle
     try:
+        if plan.any_name:
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+            for number in itertools.count(2):
+                with suppress(FileExistsError):
+                    bundle.mkdir()
+                    break
+                bundle = plan.bundle.with_name(f"{plan.bundle.name}-{number}")
         if bundle.exists() and (not bundle.is_dir() or any(bundle.iterdir())):
             if not plan.force:
                 raise GpudiagError(f"{bundle}: exists already", "choose another folder with -o, or add --force")
@@ -249,15 +327,18 @@ def _make_folder(plan: Plan) -> None:
             f"{bundle}: only {free >> 20} MiB free on this disk",
             "choose another folder with -o; the script was not started",
         )
+    return bundle
 
 
-def _start_nsys(argv: list[str], folder: Path, env: Mapping[str, str]) -> launch.Application:
+def _start_nsys(
+    argv: list[str], folder: Path, env: Mapping[str, str], stdin: int | None, stdout: int
+) -> launch.Application:
     from gpudiag.collect import nsys
 
     # nsys inherits the signal mask of whoever starts it, and its application from it
     held = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), window=True, env=env)
+        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), window=True, env=env, stdin=stdin, stdout=stdout)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     status: list[int] = []
@@ -272,12 +353,11 @@ def _start_nsys(argv: list[str], folder: Path, env: Mapping[str, str]) -> launch
         return status[0]
 
     return launch.Application(
-        poll, lambda signum: void(process.forward(signum, group=signum == signal.SIGINT)), process.kill
+        poll,
+        lambda signum: process.forward(signum, group=signum == signal.SIGINT),
+        process.kill,
+        shell_status=True,
     )
-
-
-def void(_: object) -> None:
-    return None
 
 
 def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ NOT_INSIDE = (
     "PYTHONPATH of its own)"
 )
 
-NO_TORCH = "{} did not import torch: torch.profiler has nothing to record"
+NO_TORCH = "{}{} did not import torch: there is nothing to record"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def save_recordings(folder: Path) -> None:
     """Have every running recording saved now, since a signal is about to end the processes. Waits FINISH_S at most."""
     if not any(folder.glob("recording.*")):
         return
-    (folder / "finish").touch()
+    with contextlib.suppress(OSError):  # the disk is full
+        (folder / "finish").touch()
     deadline = time.monotonic() + FINISH_S
     while any(folder.glob("recording.*")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -68,11 +69,14 @@ def captured(folder: Path) -> Callable[[], bool]:
     return check
 
 
-def finish(folder: Path, outcome: Outcome, kind: str = "torch") -> CaptureInfo:
-    """Read the processes' own records, keep one trace a rank, compress it, and say what is wrong with the capture."""
+def finish(folder: Path, outcome: Outcome, kind: str = "torch", warmup: int | None = None) -> CaptureInfo:
+    """Read the processes' own records, keep one trace a rank, compress it, and say what is wrong with the capture.
+
+    warmup: the steps that were to come before the window, as asked for.
+    """
     logs = sorted(folder.glob("rank*.jsonl"))
     log = read_process_log(logs)
-    notes = [*_notes(folder, log, outcome)]
+    notes = [*_notes(folder, log, outcome), *_unopened(log, warmup)]
     traces = _keep_traces(folder, log) if kind == "torch" else {}
     plain, recorded = log.step_cost()
     for leftover in (
@@ -84,7 +88,10 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch") -> CaptureInfo:
         leftover.unlink(missing_ok=True)
     failed = ""
     if not log.processes:
-        failed = NO_TORCH.format(", ".join(log.without_torch)) if log.without_torch else NOT_INSIDE
+        failed = NOT_INSIDE
+        if log.without_torch:
+            ended = f" ended with exit code {outcome.exit_code} and" if outcome.exit_code else ""
+            failed = NO_TORCH.format(", ".join(log.without_torch), ended)
     elif kind == "torch" and not traces:
         failed = "no recording was saved: the process ended (killed?) before one was complete"
     files = {"log": [file.name for file in logs]}
@@ -103,6 +110,21 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch") -> CaptureInfo:
         recorded_step_ns=recorded,
         failed=failed,
         notes=tuple(notes),
+    )
+
+
+def _unopened(log: ProcessLog, warmup: int | None) -> Iterator[str]:
+    """A window of steps that never opened: what was recorded instead is the first seconds of the script."""
+    steps = max((log.step_count(process.pid) for process in log.processes), default=0)
+    opened = (record.get("window") for process in log.processes for record in process.of("clock"))
+    if not steps or "steps" in opened:
+        return
+    wanted = f"--warmup {warmup}" if warmup is not None else "the warm-up (5 steps and 0.5 s, at most 25 steps)"
+    if steps > (25 if warmup is None else warmup) + 2:
+        return  # there is another reason, and a note of its own
+    yield (
+        f"the window never opened: the script took {steps} step{'s' * (steps > 1)}, no more than {wanted} asks for; what"
+        " was recorded are its first seconds, start-up included"
     )
 
 
@@ -139,7 +161,8 @@ def _compressed(trace: Path, target: Path) -> Path:
 def _notes(folder: Path, log: ProcessLog, outcome: Outcome) -> list[str]:
     notes = list(log.notes)
     for failure in sorted(folder.glob("failed.*.txt")):
-        notes.append(f"gpudiag's part in process {failure.name.split('.')[1]} failed: {failure.read_text(errors='replace').strip()}")
+        said = failure.read_text(errors="replace").strip()
+        notes.append(f"gpudiag's part in process {failure.name.split('.')[1]} failed: {said}")
         failure.unlink()
     if log.own_profiler:
         notes.append(

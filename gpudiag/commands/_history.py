@@ -33,10 +33,12 @@ def save_options(by_default: bool) -> Callable[[_Command], _Command]:
     return add
 
 
-def keep_diagnosis(diagnosis: Diagnosis, kind: Kind, db: Path | None, name: str = "") -> int | None:
+def keep_diagnosis(
+    diagnosis: Diagnosis, kind: Kind, db: Path | None, name: str = "", *, hint: bool = True
+) -> int | None:
     from gpudiag.records import of_diagnosis
 
-    return keep(of_diagnosis(diagnosis, kind, name), db)
+    return keep(of_diagnosis(diagnosis, kind, name), db, hint=hint)
 
 
 def keep_comparison(comparison: Comparison, db: Path | None) -> int | None:
@@ -45,8 +47,8 @@ def keep_comparison(comparison: Comparison, db: Path | None) -> int | None:
     return keep(of_comparison(comparison), db)
 
 
-def keep(record: Record, db: Path | None) -> int | None:
-    """The id of the run, said on stderr. A history that cannot be written costs a line there, never the result or the exit
+def keep(record: Record, db: Path | None, *, hint: bool = True) -> int | None:
+    """The id of the run, said on stderr, with the command that shows it (hint). A history that cannot be written costs a line there, never the result or the exit
     code: None."""
     from gpudiag import store
 
@@ -55,5 +57,5 @@ def keep(record: Record, db: Path | None) -> int | None:
     except GpudiagError as error:
         click.echo(f"gpudiag: not kept in the history: {clean(error.message)}", err=True)
         return None
-    click.echo(f"gpudiag: kept as run {run}   see it again: gpudiag runs show {run}", err=True)
+    click.echo(f"gpudiag: kept as run {run}{f'   see it again: gpudiag runs show {run}' if hint else ''}", err=True)
     return run

@@ -31,7 +31,9 @@ def export(path: Path, output: Path | None, perfetto: Path | None, force: bool) 
     """
     if output is None and perfetto is None:
         raise click.UsageError("give -o ZIP or --perfetto FILE")
-    for target in (output, perfetto):
+    for option, target in (("-o", output), ("--perfetto", perfetto)):
+        if target == Path("-"):
+            raise click.UsageError(f"{option} needs the name of a file: it cannot write to stdout")
         if target is not None and target.exists() and not force:
             raise GpudiagError(f"{target}: exists", "choose another name, or add --force")
         if target is not None:

@@ -18,8 +18,10 @@ def metrics(names: tuple[str, ...]) -> None:
     """What is measured, for reports and rules: unit, formula, what it does not mean, source.
 
     Figures are those of one device over the steady steps; "a step" is the mean over them (the whole span, where no step is
-    known). Without names all are printed.
+    known). Without names, or with `list`, all are printed.
     """
+    if names == ("list",):  # as `rules list` and `runs list`
+        names = ()
     for name in names:
         if name not in BY_NAME:
             raise GpudiagError(

@@ -25,6 +25,8 @@ from gpudiag.commands._common import (
 from gpudiag.commands._history import keep_diagnosis, save_options
 from gpudiag.diagnosis import Severity, to_json
 from gpudiag.errors import GpudiagError
+from gpudiag.report.facts import shell_word
+from gpudiag.report.text import clean
 
 
 class Target(NamedTuple):
@@ -144,6 +146,8 @@ def profile(
 
     The script's output, arguments, stdin, working directory and exit code stay its own; what gpudiag says goes to stderr.
     The exit code is the script's (128 + signal when it was killed); --fail-on counts only when that is 0.
+    With `--json -` or `--markdown -` stdout holds that alone: what the script writes to its stdout goes to stderr then.
+    Where the script runs more than once (--rounds, --with nsys,torch), each run gets the same stdin, up to 1 GB of it.
     """
     from gpudiag.collect.session import Plan, record
 
@@ -154,6 +158,8 @@ def profile(
     outputs.check()
     started = datetime.now()
     bundle = Path(folder or f"gpudiag-{target.stem}-{started:%Y%m%d-%H%M%S}").absolute()
+    if outputs.uses_stdout:
+        _say("stdout is for the report alone: the script's own goes to stderr")
     plan = Plan(
         kind=target.kind,
         words=target.words,
@@ -165,10 +171,12 @@ def profile(
         python=python,
         force=force,
         rounds=rounds,
+        any_name=folder is None,
+        stdout=2 if outputs.uses_stdout else 1,
     )
     ran = record(plan, _say, beside=bottom_line, working=progress)
     _flush_script_output()
-    code = ran.exit_code
+    code, bundle = ran.exit_code, ran.bundle
     if all(capture.failed for capture in ran.manifest.captures):
         _say(f"nothing to judge; what there is lies in {_shown(bundle)}")
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
@@ -182,18 +190,25 @@ def profile(
         _say(f"{error.message}")
         _say(f"the recording is in {_shown(bundle)}; next: {error.hint}")
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
-    write_file(bundle / "diagnosis.json", to_json(diagnosis))
-    outputs.write(diagnosis, fail_on)
+    try:
+        write_file(bundle / "diagnosis.json", to_json(diagnosis))
+    except GpudiagError as error:  # the disk is full: the report below is there all the same
+        _say(error.message)
     if not outputs.uses_stdout:
-        show(diagnosis, sys.stderr)
+        show(diagnosis, sys.stderr, [_shown(bundle)])
     if save:
-        keep_diagnosis(diagnosis, "profile", db, name=target.stem)
-    _say(f"recording: {_shown(bundle)}   see the timeline: gpudiag report {_shown(bundle)} --html report.html")
+        keep_diagnosis(diagnosis, "profile", db, name=target.stem, hint=False)
+    _say(f"recording: {shell_word(_shown(bundle))}")
+    try:
+        outputs.write(diagnosis, fail_on)
+    except GpudiagError as error:
+        _say(error.message)
+        ctx.exit(code or 1)
     ctx.exit(code or gate(diagnosis, fail_on))
 
 
 def _say(text: str) -> None:
-    click.echo(f"gpudiag: {text}", err=True)
+    click.echo(f"gpudiag: {clean(text)}", err=True)
 
 
 def _flush_script_output() -> None:

@@ -75,9 +75,7 @@ class Agent:
         if self.recorder is not None:
             self.recorder.finish()
         if self.torch is None and self.role == "main":
-            self.log.write(
-                {"k": "no_torch", "pid": os.getpid(), "program": os.path.basename(sys.argv[0]) if sys.argv else ""}
-            )
+            self.log.write({"k": "no_torch", "pid": os.getpid(), "program": _program()})
         if self.torch is not None:
             if self.profiled:
                 self.tracker.finish()
@@ -218,6 +216,15 @@ def _command_line() -> List[str]:
             return [part.decode("utf-8", "replace") for part in file.read().split(b"\0")]
     except OSError:
         return list(getattr(sys, "orig_argv", sys.argv))
+
+
+def _program() -> str:
+    """`train.py`, or `-m pkg.train`: a module that was not found leaves Python's placeholder in sys.argv."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    words = _command_line()
+    if name == "-m" and "-m" in words[:-1]:
+        return "-m " + words[words.index("-m") + 1]
+    return name if name not in ("-c", "-m", "") else "python " + name
 
 
 def _role() -> str:
