@@ -98,6 +98,9 @@ def test_a_step_whose_findings_stand_elsewhere_is_not_all_clear() -> None:
     assert steps[0].endswith("1 finding, explained under step 4")
     assert steps[2].endswith("1 finding, put off by step 4")
     assert steps[3].endswith(" 1 finding")
+    beside = sample_diagnosis.finding("clocks_throttled", share=0.0, bound_ns=0, caused_by="launch_bound")
+    text = render(sample_diagnosis.bottleneck(findings=(cause, beside)))
+    assert "1 finding, shown under step 4" in text and "explained" not in text
 
 
 def test_a_finding_whose_cause_is_absent_stands_for_itself() -> None:

@@ -118,16 +118,20 @@ def effects_of(diagnosis: Diagnosis, cause: Finding) -> list[Finding]:
 def relations(diagnosis: Diagnosis, cause: Finding) -> list[tuple[str, list[Finding], str]]:
     """What is shown under a finding as (word, findings, note): those that it explains, those without a time of their own
     that belong to it, and those that the method puts after it."""
-    under = effects_of(diagnosis, cause)
-    later = [f for f in under if f.relation == "after"]
-    explained = [f for f in under if f not in later and f.share > 0]
-    beside = [f for f in under if f not in later and f not in explained]
+    explained, beside, later = _by_relation(effects_of(diagnosis, cause))
     groups = [
         ("explains", explained, ""),
         ("see also", beside, ""),
         ("later", later, "look again when the GPU is busy"),
     ]
     return [(word, findings, note) for word, findings, note in groups if findings]
+
+
+def _by_relation(under: Sequence[Finding]) -> tuple[list[Finding], list[Finding], list[Finding]]:
+    """Explained by another finding, without a time of their own, put off until after another."""
+    later = [f for f in under if f.relation == "after"]
+    explained = [f for f in under if f not in later and f.share > 0]
+    return explained, [f for f in under if f not in later and f not in explained], later
 
 
 def relation_sentence(finding: Finding, cause: str) -> str:
@@ -203,11 +207,16 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     if own or under:
         count = len(own) + len(under)
         clauses = [counted(count, "finding")]
-        for later, word in ((False, "explained "), (True, "put off by ")):
-            some = [f for f in under if (f.relation == "after") is later]
+        explained, beside, later = _by_relation(under)
+        for some, word, other in (
+            (explained, "explained under", "explained by another"),
+            (beside, "shown under", "shown under another"),
+            (later, "put off by", "put off by another"),
+        ):
             if some:
                 number = "" if len(some) == count else f"{len(some)} "
-                clauses.append(number + word + _place_of_causes(diagnosis, some, step, "" if later else "under "))
+                place = _place_of_causes(diagnosis, some, step)
+                clauses.append(f"{number}{word} {place}" if place else number + other)
         return ", ".join(clauses) + unseen
     if clear:
         return f"all clear ({counted(clear, 'rule')}){unseen}"
@@ -216,16 +225,16 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
 
 
-def _place_of_causes(diagnosis: Diagnosis, findings: Sequence[Finding], here: StepName, under: str) -> str:
-    """`by another` in the same step, else `under step 4`, `under steps 1 and 4`."""
+def _place_of_causes(diagnosis: Diagnosis, findings: Sequence[Finding], here: StepName) -> str:
+    """`step 4`, `steps 1 and 4`; "" where all lie in this step itself."""
     causes = {finding.caused_by for finding in findings}
     places = {f.step for f in diagnosis.findings if f.rule in causes}
     if places == {here}:
-        return "by another" if under else "another"
+        return ""
     numbers = [str(i) for i, step in enumerate(STEP_ORDER, 1) if step in places and step != "environment"]
     names = [f"step{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"] if numbers else []
     names += [STEP_TITLES["environment"]] if "environment" in places else []
-    return under + " and ".join(names)
+    return " and ".join(names)
 
 
 def shown_steps(diagnosis: Diagnosis) -> list[StepName]:

@@ -196,7 +196,7 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | No
     if place is None:  # a hint
         said = [bound, finding.summary if finding.bound_ns <= 0 else "", *(fix.change for fix in finding.fixes[:1])]
         text = "; ".join(piece.rstrip(".") for piece in said if piece)
-        page.prose(text or "a hint", 4, f"{rule}: ", lead_style=DIM, hang=4, lines=3)
+        page.prose(text or "a hint", 4, f"{rule}: ", lead_style=DIM, hang=4, lines=4)
         _relations(page, diagnosis, finding)
         return
     page.prose(bound or f"a {finding.severity} without a time of its own", 4, f"{rule}: ", lead_style=DIM, hang=4)
@@ -261,7 +261,10 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
     page.heading("Not judged", f"{counted(count, 'rule')}: unknown, not healthy", YELLOW)
     if gpu_rules := facts.about_gpu_work(*groups[0][:2]):
         page.prose(f"{gpu_rules}: {groups.pop(0)[1]}", 2, hang=4)
-    ways = list(dict.fromkeys(how for _, _, how in groups))
+    counts: dict[str, int] = {}
+    for names, _, how in groups:
+        counts[how] = counts.get(how, 0) + len(names)
+    ways = sorted(counts, key=lambda how: (not how, -counts[how]))  # what judges most comes first
     for how in ways[:_MOST_NOT_JUDGED]:
         rules = [rule for names, _, by in groups if by == how for rule in names]
         reasons = "; ".join(dict.fromkeys(missing for _, missing, by in groups if by == how))
@@ -272,7 +275,7 @@ def _not_judged(page: Page, diagnosis: Diagnosis) -> None:
             page.prose(f"{start}{len(rules)} rules ({reasons})", 2, hang=4, lines=2)
         else:
             page.prose(f"{start}{len(rules)} rules ({', '.join(rules)})", 2, hang=4, lines=1)
-    if left := sum(len(names) for names, _, how in groups if how in ways[_MOST_NOT_JUDGED:]):
+    if left := sum(counts[how] for how in ways[_MOST_NOT_JUDGED:]):
         page.add(f"  and {left} more: --html and --json list them with what records each")
 
 
