@@ -20,6 +20,7 @@ BUSY_MACHINE = 0.05  # of a step: from here on rule cpu_contended counts it
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
 NOTABLE_EVALUATION = 0.02  # the least share that any finding is told of
+LEAST_HOST_NS = 1_000_000_000  # without steps: start-up alone (lazy loading, first calls) takes most of a second
 LOST_ROWS = 0.05  # a twentieth of the rows gone moves shares by more than the smallest finding
 UNTRUSTED_SKEW = 0.10  # then the host's side cannot be laid against the device's
 SKEW_SHARE = 0.01  # share of kernels that start before their launch call began
@@ -50,6 +51,11 @@ def cannot_judge(scope: Scope, values: Values) -> str:
             return f"{launched} launches of GPU work were recorded but no GPU activity: the capture failed"
         if len(scope.steps) < MIN_STEPS and not len(scope.window):
             return "nothing that repeats was recorded"
+        if len(scope.steps) < MIN_STEPS and scope.window.total() < LEAST_HOST_NS:
+            return (
+                f"{format_ns(scope.window.total())} on the CPU with {_steady(len(scope.steps))} are start-up, from which"
+                " nothing follows for a run"
+            )
         return ""
     operations, busy = len(scope.window_ops), scope.window.intersect(scope.layers.busy).total() if scope.layers else 0
     if operations < LEAST_OPERATIONS and busy < LEAST_WORK_NS and len(scope.steps) < MIN_STEPS:
@@ -66,6 +72,10 @@ def cannot_judge(scope: Scope, values: Values) -> str:
             f"{format_percent(skewed)} of the kernels start before their launch call: CPU and GPU clocks do not agree"
         )
     return ""
+
+
+def _steady(steps: int) -> str:
+    return f"{steps or 'no'} steady step{'s' * (steps != 1)}"
 
 
 def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
