@@ -50,7 +50,7 @@ ABOUT = {
     "bench": "Measure throughput, latency, memory, power and MFU of a model.",
     "gpus": "Compare GPUs by price and performance.",
     "export": "Pack a recording for others, without secrets; or for Perfetto.",
-    "review": "Step through a diagnosis.",
+    "review": "Profile, benchmark and GPU choice in one document.",
 }
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports a program that was killed by it

@@ -279,7 +279,10 @@ class Samples(Table):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What the recording says of a GPU; None = not recorded. memory_bandwidth in bytes/s, clock in Hz."""
+    """What the recording says of a GPU; None = not recorded. memory_bandwidth in bytes/s, clock in Hz.
+
+    nvlinks: links of the board, nvlinks_active: those that were up when the recording began.
+    """
 
     name: str = ""
     sm_count: int | None = None
@@ -287,6 +290,8 @@ class DeviceInfo:
     memory_bytes: int | None = None
     memory_bandwidth: int | None = None
     clock_hz: int | None = None
+    nvlinks: int | None = None
+    nvlinks_active: int | None = None
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,7 @@ class HostInfo:
     load_average: float | None = None
     cpu_pressure: float | None = None
     other_cpus: float | None = None
+    driver: str | None = None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def mode(name: str, rate: float) -> ModeResult:
         latency=latency(),
         inference=(InferenceThroughput(32, rounds(rate * 3, rate * 3.01, rate * 3.02)),),
         training_memory=Memory(allocated=3_000_000_000, reserved=3_500_000_000, source="torch"),
-        power=Power(500.0, 600.0, 60.0, 65.0, 0.5, "NVML energy counter", 100),
+        power=Power(500.0, 600.0, 60.0, 65.0, 0.5, "NVML energy counter", 100, pcie_share=1.0),
         agreement=None if name == "eager" else Agreement(0.004, 0.05, True),
     )
 
@@ -123,7 +123,7 @@ def result(**changes: object) -> BenchResult:
             ),
         ),
     )
-    gpu = Gpu(0, "NVIDIA H200", 141 * 10**9, "550.1", 700.0, 1980.0, 1980.0, 40.0, 5, 5, 16, 16, 18, 1, measured=True)
+    gpu = Gpu(0, "NVIDIA H200", 141 * 10**9, "550.1", 700.0, 1980.0, 1980.0, 40.0, 5, 5, 16, 16, 18, 1, measured=True, nvlinks=18)
     machine = Machine(
         cpu="A CPU", cores=16, cores_usable=16, cpu_quota=None, memory_bytes=1 << 37, system="Linux", python="3.11.7", torch="2.14.1",
         torchvision="0.29.1", torch_cuda="13.0", cudnn="92400", driver="550.1", governor="performance", load_before=0.1, load_after=0.5,

@@ -6,7 +6,7 @@ import pytest
 from bench_fakes import FakeClock, FakeDevice, FakeSource
 
 from gpudiag.bench.loop import Loop
-from gpudiag.bench.power import PowerWatch, Sample, summarise_power
+from gpudiag.bench.power import NvmlSource, PowerWatch, Sample, summarise_power
 from gpudiag.bench.result import RoundLoad
 from gpudiag.bench.stability import CpuTimes, load_of_round, summarise
 
@@ -94,12 +94,14 @@ def test_the_likely_reason_comes_from_what_was_recorded(loads: list[RoundLoad], 
 
 
 def test_the_share_of_other_processes_leaves_our_own_work_out() -> None:
-    before = CpuTimes(busy=100.0, steal=0.0, own=10.0, wall_ns=0)
-    after = CpuTimes(busy=119.0, steal=0.5, own=25.0, wall_ns=10_000_000_000)  # 19 s busy, 15 of them ours, on 2 x 10 s
-    load = load_of_round(before, after, 2)
+    before = CpuTimes(busy=100.0, steal=0.0, own=10.0, wall_ns=0, cpus=2)
+    after = CpuTimes(
+        busy=119.0, steal=0.5, own=25.0, wall_ns=10_000_000_000, cpus=2
+    )  # 19 s busy, 15 of them ours, on 2 x 10 s
+    load = load_of_round(before, after)
     assert load.others == pytest.approx(0.2)
     assert load.steal == pytest.approx(0.025)
-    assert load_of_round(before, CpuTimes(100.1, 0.0, 10.0, 100_000_000), 2).others is None  # ten ticks say nothing
+    assert load_of_round(before, CpuTimes(100.1, 0.0, 10.0, 100_000_000, 2)).others is None  # ten ticks say nothing
 
 
 def test_energy_comes_from_the_counter_where_there_is_one_else_from_the_samples() -> None:
@@ -130,3 +132,46 @@ def test_the_power_watch_keeps_what_it_saw_for_each_round() -> None:
     watch.stop()
     assert len(watch.rounds) == 2
     assert watch.load()["gpu_events"] == ()
+
+
+class Board:
+    """NVML's answers for one GPU under load, x16 generation 4 at most."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+
+    def __init__(self, mhz: int, generation: int, width: int) -> None:
+        self.answers = {
+            "nvmlDeviceGetClockInfo": mhz,
+            "nvmlDeviceGetMaxClockInfo": 2000,
+            "nvmlDeviceGetPowerUsage": 200_000,
+            "nvmlDeviceGetCurrPcieLinkGeneration": generation,
+            "nvmlDeviceGetMaxPcieLinkGeneration": 4,
+            "nvmlDeviceGetCurrPcieLinkWidth": width,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        }
+
+    def __getattr__(self, name: str) -> object:
+        def answer(*_: object) -> int:
+            if name not in self.answers:
+                raise self.NVMLError
+            return self.answers[name]
+
+        return answer
+
+
+def link_of(*boards: Board) -> float | None:
+    samples = [NvmlSource(board, 0).sample() for board in boards]
+    power = summarise_power([samples], 1)
+    assert power is not None
+    return power.pcie_share
+
+
+def test_the_link_is_judged_by_its_best_state_under_load_and_never_by_an_idle_one() -> None:
+    idle, half, full = Board(300, 1, 16), Board(1900, 4, 8), Board(1900, 4, 16)
+    assert link_of(*[idle] * 20, *[half] * 5) == 0.5
+    assert link_of(*[half] * 5, full) == 1.0
+    assert link_of(*[idle] * 20, *[half] * 4) is None  # too short a time under load
+    assert link_of(*[idle] * 20) is None

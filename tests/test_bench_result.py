@@ -8,16 +8,25 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench_sample import mode, result, rounds, with_rates
+from bench_sample import LOAD, mode, result, rounds, with_rates
 from click.testing import CliRunner
 
 from gpudiag.bench import html, terminal
 from gpudiag.bench.check import checklist
 from gpudiag.bench.compare import as_table, compare, differences, objections
 from gpudiag.bench.cpu import ALL_CORES, ONE_CORE, speed_ups, split_cores
-from gpudiag.bench.health import findings
+from gpudiag.bench.health import findings, findings_of_several
 from gpudiag.bench.machine import gpu_state
-from gpudiag.bench.result import CpuRun, MeasuringRules, SweepPoint, measured_gpu, read_result, to_json, unstable_parts
+from gpudiag.bench.result import (
+    BenchResult,
+    CpuRun,
+    MeasuringRules,
+    SweepPoint,
+    measured_gpu,
+    read_result,
+    to_json,
+    unstable_parts,
+)
 from gpudiag.bench.sweep import plan, run_sweep, summarise_sweep
 from gpudiag.commands.bench import bench
 from gpudiag.errors import GpudiagError
@@ -220,7 +229,7 @@ def test_a_hot_gpu_is_a_finding_by_the_rules_that_judge_profiles() -> None:
     # 32 images at 400/s take 80 ms, of which at most half the samples x the missing 29 % of the clock
     assert finding.bound_ns == pytest.approx(80e6 * 0.5 * (1 - 1400 / 1980), rel=0.01)
     assert finding.title in html.render(hot)
-    assert "Health of the GPU" in terminal.render(hot, 100, False, False)
+    assert "Health of the machine" in terminal.render(hot, 100, False, False)
 
 
 def test_differing_software_is_said_beside_the_ratios() -> None:
@@ -252,3 +261,60 @@ def test_the_measured_gpu_is_known_by_its_uuid_and_not_by_its_number() -> None:
     assert measured_gpu(made) == second
     assert second.pcie_width is None and second.nvlinks_active is None
     assert "name b" in terminal.render(made, 100, False, False)
+
+
+def with_power(**changes: object) -> BenchResult:
+    """The sample result, its first run (eager) with other power readings."""
+    (model,) = result().models
+    power = msgspec.structs.replace(model.runs[0].power, **changes)  # type: ignore[type-var]
+    runs = (msgspec.structs.replace(model.runs[0], power=power), *model.runs[1:])
+    return result(models=(msgspec.structs.replace(model, runs=runs),))
+
+
+def test_a_link_with_half_its_lanes_under_load_is_a_finding_and_a_link_not_seen_under_load_is_none() -> None:
+    ((where, finding),) = findings(with_power(pcie_share=0.5))
+    assert (where, finding.rule, finding.severity) == ("resnet50, eager", "pcie_degraded", "info")
+    assert "50 %" in finding.summary
+    assert findings(with_power(pcie_share=None)) == []
+
+
+def test_one_nvlink_that_is_down_is_a_finding_and_no_bridge_at_all_is_none() -> None:
+    def links(active: int) -> list[str]:
+        gpu = msgspec.structs.replace(result().machine.gpus[0], nvlinks_active=active)
+        made = result(machine=msgspec.structs.replace(result().machine, gpus=(gpu,)))
+        return [finding.rule for _, finding in findings(made)]
+
+    assert links(17) == ["nvlinks_down"]
+    assert links(18) == links(0) == []
+
+
+def test_other_programs_on_the_cpus_are_a_finding_also_without_a_gpu() -> None:
+    """A quarter of 16 CPUs, in every round of the only run."""
+    (model,) = result().models
+    busy = msgspec.structs.replace(LOAD, others=0.25)
+    rates = rounds(10, 10, 10, load=busy)
+    run = msgspec.structs.replace(model.runs[0], device="cpu", power=None, latency=None, inference=())
+    run = msgspec.structs.replace(run, training=msgspec.structs.replace(run.training, images_per_s=rates))  # type: ignore[type-var]
+    made = result(device="cpu", models=(msgspec.structs.replace(model, runs=(run,), cpu=None),))
+    ((where, finding),) = findings(made)
+    assert (where, finding.rule) == ("machine", "background_load")
+    assert "4 of 16 CPUs" in finding.summary
+
+
+def test_the_same_finding_of_many_runs_is_told_once_for_the_worst() -> None:
+    (model,) = result().models
+    runs = tuple(
+        msgspec.structs.replace(run, power=msgspec.structs.replace(run.power, event_shares={"HwSlowdown": share}, mean_mhz=990.0))  # type: ignore[type-var]
+        for run, share in zip(model.runs, (0.2, 0.9), strict=True)
+    )  # fmt: skip
+    ((where, finding),) = findings(result(models=(msgspec.structs.replace(model, runs=runs),)))
+    assert where == "resnet50, amp (and 1 more)"  # 90 % of 36 ms at half the clock, against 20 % of 80 ms
+    assert finding.rule == "thermal_throttled"
+
+
+def test_machines_with_different_drivers_are_a_finding_of_the_comparison() -> None:
+    other = result(machine=msgspec.structs.replace(result().machine, driver="535.9"))
+    assert [finding.rule for finding in findings_of_several([result(), other])] == ["drivers_differ"]
+    assert findings_of_several([result(), result()]) == []
+    unknown = result(machine=msgspec.structs.replace(result().machine, driver=""))
+    assert findings_of_several([result(), unknown]) == []

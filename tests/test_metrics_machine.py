@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import Recorder, measured, samples
@@ -12,7 +14,7 @@ from gpudiag.metrics.base import Missing
 from gpudiag.metrics.machine import NAMES
 from gpudiag.rules import judge, load_rules
 from gpudiag.scope import scopes_of
-from gpudiag.timeline import MemoryEvents
+from gpudiag.timeline import DeviceInfo, HostInfo, MemoryEvents
 
 MS = 1_000_000
 GB = 1_000_000_000
@@ -143,3 +145,51 @@ def test_the_allocators_events_tell_how_full_and_how_fragmented_it_is() -> None:
     assert got["memory_growth"].value == pytest.approx((14 - 10) / 40), "from the end of the first step to the last's"
     judged = judge(load_rules(), got, step_time_ns=1000, parts=scope.parts, texts={})
     assert judged.outcomes["memory_fragmented"] == "fired"
+
+
+LINK = {"sm_clock_max_mhz": 2000, "pcie_gen_max": 4, "pcie_width_max": 16}
+IDLE = {**LINK, "sm_clock_mhz": 210, "pcie_gen": 1, "pcie_width": 16, "gpu_util": 0.03}
+HALF = {**LINK, "sm_clock_mhz": 1800, "pcie_gen": 4, "pcie_width": 8}
+
+
+def link(*rows: dict[str, float]):
+    return sampled(*[{"at": at * MS, **row} for at, row in enumerate(rows)])["pcie_link_share"]
+
+
+def test_the_link_counts_only_while_the_clock_is_up_and_by_its_best_state() -> None:
+    assert link(*[IDLE] * 20, *[HALF] * 5).value == 0.5
+    assert link(*[HALF] * 5, {**HALF, "pcie_width": 16}).value == 1.0
+    older = {**HALF, "pcie_gen": 3, "pcie_width": 16}
+    assert link(*[older] * 5).value == pytest.approx(0.5, rel=0.01)  # 8 instead of 16 GT/s
+
+
+def test_a_link_seen_idle_or_for_a_moment_only_is_not_judged() -> None:
+    for rows in ([IDLE] * 20, [IDLE] * 20 + [HALF] * 4, [{"pcie_gen": 4, "pcie_width": 16}] * 20):
+        got = link(*rows)
+        assert isinstance(got, Missing) and "under load" in got.reason
+
+
+def test_where_the_clock_is_not_known_the_utilisation_tells_the_load() -> None:
+    row = {"pcie_gen": 3, "pcie_width": 4, "pcie_gen_max": 3, "pcie_width_max": 16}
+    assert link(*[{**row, "gpu_util": 0.9}] * 5).value == 0.25
+    assert isinstance(link(*[{**row, "gpu_util": 0.3}] * 5), Missing)
+
+
+def test_nvlinks_are_those_of_the_device_and_a_board_without_is_not_asked_for_them() -> None:
+    busy = samples({"at": 0})
+    got = measured(training(), samples=busy, devices={0: DeviceInfo(nvlinks=18, nvlinks_active=17)})
+    assert (got["nvlinks"].value, got["nvlinks_active"].value) == (18, 17)
+    without = measured(training(), samples=busy, devices={0: DeviceInfo()})["nvlinks"]
+    assert isinstance(without, Missing) and not without.applies
+    assert "not asked" in measured(training())["nvlinks"].reason
+
+
+def test_the_drivers_of_the_ranks_are_counted_where_they_are_known() -> None:
+    assert measured(training(), host=HostInfo(driver="550.54.15"))["driver_versions"].value == 1
+    assert isinstance(measured(training())["driver_versions"], Missing)
+    two = [
+        scope
+        for rank, driver in enumerate(("550.54.15", "535.9"))
+        for scope in scopes_of(replace(training().timeline(host=HostInfo(driver=driver)), rank=rank))
+    ]
+    assert run_facts(two).drivers == ("535.9", "550.54.15")

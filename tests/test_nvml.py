@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpudiag.collect.health import GpuHealth, background_load, gpus_health
 from gpudiag.collect.nvml import Nvml, NvmlSampler, NvmlUnavailable
 from gpudiag.errors import GpudiagError
 from gpudiag.read.nvml_samples import read_nvml_devices, read_nvml_samples
@@ -208,3 +209,72 @@ def test_a_last_line_cut_short_by_a_kill_is_dropped_and_other_damage_is_said(tmp
 def test_a_header_alone_is_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "n").write_text('{"gpudiag_nvml": 1, "devices": []}\n')
     assert len(read_nvml_samples(tmp_path / "n")) == 0
+
+
+def test_links_of_the_board_are_recorded_once_with_those_that_are_up(tmp_path: Path) -> None:
+    """A link that the board lacks is no answer: NVML refuses it."""
+
+    class Bridge(Replay):
+        NVML_NVLINK_MAX_LINKS = 6
+
+        def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+            if handle == 1 or link >= 4:
+                raise NVMLError("Invalid Argument")
+            return int(link != 2)
+
+    record(tmp_path / "nvml.jsonl", Bridge(answers(), answers()))
+    devices = read_nvml_devices(tmp_path / "nvml.jsonl")
+    assert (devices[0].nvlinks, devices[0].nvlinks_active) == (4, 3)
+    assert (devices[1].nvlinks, devices[1].nvlinks_active) == (None, None)
+
+
+def health(**changes: Any) -> GpuHealth:
+    (found,) = gpus_health(Nvml(Replay(answers(**changes)), {}), lambda _: None)
+    return found
+
+
+def test_doctor_judges_a_gpu_under_load_by_the_rules_that_judge_runs() -> None:
+    """The sample board is at 97 % utilisation, power-capped at 75 % of its clock, on half its lanes one generation down."""
+    found = health()
+    assert found.busy
+    assert {finding.rule for finding in found.findings} == {"power_capped", "pcie_degraded"}
+    assert "PCIe 3.0 x8 of 4.0 x16" in found.state
+
+
+def test_doctor_does_not_judge_the_clock_and_link_of_an_idle_gpu() -> None:
+    found = health(nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=0, memory=0))
+    assert (found.busy, found.findings) == (False, ())
+
+
+def test_doctor_names_a_link_that_is_down_on_an_idle_gpu_too() -> None:
+    class Bridge(Replay):
+        NVML_NVLINK_MAX_LINKS = 4
+
+        def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+            return int(link > 0)
+
+    idle = answers(nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=0, memory=0))
+    (found,) = gpus_health(Nvml(Bridge(idle), {}), lambda _: None)
+    assert [finding.rule for finding in found.findings] == ["nvlinks_down"]
+    assert "NVLink 3 of 4 up" in found.state
+
+
+def test_doctor_counts_the_programs_on_a_gpu() -> None:
+    process = SimpleNamespace(pid=1, usedGpuMemory=1 << 30)
+    assert health(nvmlDeviceGetComputeRunningProcesses=[process]).processes == 1
+
+
+def test_other_programs_on_the_cpus_are_read_from_the_machines_own_counters(tmp_path: Path) -> None:
+    """CPU time moves by what a test writes between the two readings: 4 s on each of this process's CPUs."""
+    cpus = sorted(os.sched_getaffinity(0))
+
+    def write(ticks: int) -> None:
+        (tmp_path / "stat").write_text("".join(f"cpu{number} {ticks} 0 0 0 0 0 0 0 0 0\n" for number in cpus))
+
+    write(1000)
+    text, findings = background_load(len(cpus), float(len(cpus)), lambda _: write(1400), tmp_path)
+    assert [finding.rule for finding in findings] == ["background_load"]
+    assert f"of {len(cpus)} CPUs" in text
+    text, findings = background_load(len(cpus), float(len(cpus)), lambda _: None, tmp_path)
+    assert findings == () and "others use 0.0" in text
+    assert background_load(1, 1.0, lambda _: None, tmp_path / "absent") == ("", ())

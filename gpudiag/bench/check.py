@@ -75,9 +75,13 @@ def _link(r: BenchResult) -> Item:
         return Item("PCIe and NVLink", "warn", "not recorded")
     text = f"PCIe {gpu.pcie_generation}.0 x{gpu.pcie_width}"
     if gpu.nvlinks_active is not None:
-        text += f", {gpu.nvlinks_active} NVLink(s) active"
-    if gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
-        return Item("PCIe and NVLink", "warn", f"{text}: the slot or riser gives less than x{gpu.pcie_width_max}")
+        text += f", {gpu.nvlinks_active} of {gpu.nvlinks} NVLink links up"
+    seen = [run.power.pcie_share for m in r.models for run in m.runs if run.power and run.power.pcie_share is not None]
+    if not seen:
+        return Item("PCIe and NVLink", "warn", f"{text} at the start; not sampled under load")
+    text += f" at the start; {max(seen):.0%} of the link's most under load"
+    if max(seen) < 0.99 or (gpu.nvlinks_active and gpu.nvlinks_active < (gpu.nvlinks or 0)):
+        return Item("PCIe and NVLink", "warn", f"{text}: less than the hardware can do")
     return Item("PCIe and NVLink", "ok", text)
 
 

@@ -53,7 +53,7 @@ def run_instances(job: Job, threads: int, doing: Callable[[str], None]) -> CpuRu
             answers = [worker.read().answer for worker in workers]
             after = read_cpu_times(time.monotonic_ns())
             rates.append(common_rate([answer for answer in answers if answer is not None]))
-            loads.append(load_of_round(before, after, threads, load_before=load_before, load_after=load_average()))
+            loads.append(load_of_round(before, after, load_before=load_before, load_after=load_average()))
     finally:
         for worker in workers:
             worker.finish()

@@ -12,6 +12,7 @@ from gpudiag.bench.health import findings
 from gpudiag.bench.result import BenchResult
 from gpudiag.bench.tables import Table, headline, loss_lines, rate, rules_text, tables_of, unstable_lines
 from gpudiag.bench.terminal import reasons_of
+from gpudiag.diagnosis import Finding
 from gpudiag.report.text import clean
 
 BAR = 360  # px of the longest bar
@@ -48,7 +49,7 @@ def render(result: BenchResult) -> str:
                 ("Losses that are not finite", loss_lines(result.models)),
                 ("Unstable: refused by comparisons", unstable_lines(result)),
                 (
-                    "Health of the GPU while training",
+                    "Health of the machine meanwhile",
                     [f"{where}: {finding.title}. {finding.summary}" for where, finding in findings(result)],
                 ),
                 ("Not measured", [f"{key}: {why}" for key, why in reasons_of(result)]),
@@ -59,7 +60,9 @@ def render(result: BenchResult) -> str:
     )
 
 
-def render_comparison(rows: Sequence[Row], table: Table, names: Sequence[str], version: str) -> str:
+def render_comparison(
+    rows: Sequence[Row], table: Table, names: Sequence[str], found: Sequence[Finding], version: str
+) -> str:
     return (
         _environment()
         .get_template("bench.html")
@@ -73,7 +76,7 @@ def render_comparison(rows: Sequence[Row], table: Table, names: Sequence[str], v
             tables=[table],
             charts=[],
             bars=comparison_bars(rows, names),
-            lists=[],
+            lists=[("The machines", [f"{finding.title}. {finding.summary}" for finding in found])],
             checks=[],
         )
     )

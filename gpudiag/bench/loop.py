@@ -55,7 +55,7 @@ class NoWatch:
 
 @dataclass(frozen=True)
 class Loop:
-    """How rounds are run. cores: what the shares of RoundLoad refer to."""
+    """How rounds are run. cores: usable ones, which a load average is judged against."""
 
     device: Device
     rounds: int
@@ -109,7 +109,6 @@ class Loop:
             load = load_of_round(
                 before,
                 after,
-                self.cores,
                 load_before=load_before,
                 load_after=load_average(),
                 cpu_mhz=cpu_mhz(),

@@ -12,6 +12,7 @@ from gpudiag.bench.memory import machine_memory
 from gpudiag.bench.power import EVENTS
 from gpudiag.bench.result import Gpu, Machine
 from gpudiag.bench.stability import load_average
+from gpudiag.collect.nvml import nvlinks
 
 
 def describe_machine(device: str) -> tuple[Machine, str]:
@@ -88,8 +89,7 @@ def gpu_state(nvml: Any, index: int, handle: Any, driver: str, measured: str | N
     limit = ask("nvmlDeviceGetEnforcedPowerLimit")
     reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     processes = ask("nvmlDeviceGetComputeRunningProcesses")
-    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))]
-    known_links = [state for state in links if state is not None]
+    links = nvlinks(nvml, handle)
     return Gpu(
         index=index,
         name=_text(ask("nvmlDeviceGetName") or ""),
@@ -103,7 +103,8 @@ def gpu_state(nvml: Any, index: int, handle: Any, driver: str, measured: str | N
         pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        nvlinks_active=sum(1 for state in known_links if state) if known_links else None,
+        nvlinks=links.get("nvlinks"),
+        nvlinks_active=links.get("nvlinks_active"),
         processes=None if processes is None else len(processes),
         events=tuple(name for bit, name in EVENTS.items() if reasons & bit),
         measured=measured is not None and _text(ask("nvmlDeviceGetUUID") or "") == measured,

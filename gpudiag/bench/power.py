@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from gpudiag.bench.result import Power
+from gpudiag.metrics.machine import AWAKE, AWAKE_SAMPLES, link_rate
 
 INTERVAL_S = (
     0.1  # NVML renews its power reading about every 20-100 ms depending on the board; faster sampling repeats values
@@ -19,7 +20,8 @@ INTERVAL_S = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One NVML reading; None = not supported by this board. energy_mj: millijoules since the driver was loaded."""
+    """One NVML reading; None = not supported by this board. energy_mj: millijoules since the driver was loaded. pcie_share: PCIe rate
+    now / the most that GPU and slot can do; None too while the clock is down, since an idle link trains down to save power."""
 
     ns: int
     watts: float | None = None
@@ -28,6 +30,7 @@ class Sample:
     energy_mj: int | None = None
     events: tuple[str, ...] = ()
     processes: int | None = None
+    pcie_share: float | None = None
 
 
 class Source(Protocol):
@@ -98,6 +101,7 @@ def summarise_power(rounds: list[list[Sample]], images_per_round: int) -> Power 
     celsius = [s.celsius for s in samples if s.celsius is not None]
     clocks = [s.sm_mhz for s in samples if s.sm_mhz is not None]
     events = sorted({event for s in samples for event in s.events})
+    links = [s.pcie_share for s in samples if s.pcie_share is not None]
     images = images_per_round * len(rounds)
     return Power(
         mean_watts=statistics.mean(watts),
@@ -109,6 +113,7 @@ def summarise_power(rounds: list[list[Sample]], images_per_round: int) -> Power 
         samples=len(watts),
         mean_mhz=statistics.mean(clocks) if clocks else None,
         event_shares={event: sum(event in s.events for s in samples) / len(samples) for event in events},
+        pcie_share=max(links) if len(links) >= AWAKE_SAMPLES else None,
     )
 
 
@@ -142,6 +147,8 @@ class NvmlSource:
         mhz = ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses)
+        most_mhz = ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+        awake = mhz is not None and bool(most_mhz) and mhz >= AWAKE * most_mhz
         return Sample(
             ns=self.clock(),
             watts=None if watts is None else watts / 1e3,
@@ -150,7 +157,14 @@ class NvmlSource:
             energy_mj=ask(nvml.nvmlDeviceGetTotalEnergyConsumption),
             events=tuple(name for bit, name in EVENTS.items() if reasons & bit),
             processes=None if processes is None else len(processes),
+            pcie_share=self._pcie_share() if awake else None,
         )
+
+    def _pcie_share(self) -> float | None:
+        nvml, ask = self.nvml, self._ask
+        now = link_rate(ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration), ask(nvml.nvmlDeviceGetCurrPcieLinkWidth))
+        most = link_rate(ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration), ask(nvml.nvmlDeviceGetMaxPcieLinkWidth))
+        return now / most if now and most else None
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:

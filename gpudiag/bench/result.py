@@ -65,7 +65,7 @@ QUICK = MeasuringRules(
 
 
 class RoundLoad(msgspec.Struct, frozen=True):
-    """The machine during one round. others: CPU share (0-1 of all cores) used by other processes; steal: taken by the hypervisor."""
+    """The machine during one round. others: share (0-1) of the CPUs that we may run on used by other processes; steal: taken by the hypervisor."""
 
     load_before: float | None = None
     load_after: float | None = None
@@ -138,7 +138,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 class Power(msgspec.Struct, frozen=True):
     """Over the steady part (warm-up left out). joules_per_image: from NVML's energy counter where it counts, else
-    power integrated over time. event_shares: share of the samples with each clocks event reason."""
+    power integrated over time. event_shares: share of the samples with each clocks event reason. pcie_share: best PCIe rate seen while
+    training / the most that GPU and slot can do; None too where the samples were few or the clock was down."""
 
     mean_watts: float
     max_watts: float
@@ -149,6 +150,7 @@ class Power(msgspec.Struct, frozen=True):
     samples: int
     mean_mhz: float | None = None
     event_shares: dict[str, float] = {}
+    pcie_share: float | None = None
 
 
 class Training(msgspec.Struct, frozen=True):
@@ -342,6 +344,7 @@ class Gpu(msgspec.Struct, frozen=True):
     processes: int | None = None
     events: tuple[str, ...] = ()
     measured: bool = False
+    nvlinks: int | None = None
 
 
 class Machine(msgspec.Struct, frozen=True):

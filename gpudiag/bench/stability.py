@@ -67,26 +67,34 @@ def likely_reasons(loads: Sequence[RoundLoad], cores: int) -> list[str]:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Cumulative CPU seconds: all cores busy, stolen, and this process with its descendants (loader workers, instances)."""
+    """Cumulative CPU seconds of the `cpus` that this process may run on: busy, stolen, and used by this process with its
+    descendants (loader workers, instances). A quota is not in it: who else runs on these CPUs cannot be told from it."""
 
     busy: float
     steal: float
     own: float
     wall_ns: int
+    cpus: int
 
 
 def read_cpu_times(wall_ns: int, proc: Path = Path("/proc")) -> CpuTimes | None:
     """None where /proc/stat is not there (not Linux). Fields: proc(5)."""
     try:
-        fields = (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
+        lines = (proc / "stat").read_text().splitlines()
     except OSError:
         return None
     tick = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) / tick for field in fields[:8])
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    rows = [line.split() for line in lines if line.partition(" ")[0] in mine]
+    if not rows:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (
+        sum(int(row[place]) for row in rows) / tick for place in range(1, 9)
+    )
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     own += sum(_process_seconds(proc, pid, tick) for pid in _descendants(proc, "self"))
-    return CpuTimes(user + nice + system + irq + softirq, steal, own, wall_ns)
+    return CpuTimes(user + nice + system + irq + softirq, steal, own, wall_ns, len(rows))
 
 
 def _descendants(proc: Path, pid: str) -> list[str]:
@@ -109,11 +117,11 @@ def _process_seconds(proc: Path, pid: str, tick: int) -> float:
     return sum(int(field) for field in fields[11:15]) / tick  # utime stime cutime cstime
 
 
-def load_of_round(before: CpuTimes | None, after: CpuTimes | None, cores: int, **known: object) -> RoundLoad:
-    """Shares of `cores` over the round, beside what else is `known` of it."""
+def load_of_round(before: CpuTimes | None, after: CpuTimes | None, **known: object) -> RoundLoad:
+    """Shares of the CPUs over the round, beside what else is `known` of it."""
     if before is None or after is None or after.wall_ns - before.wall_ns < SHORTEST_NS:
         return RoundLoad(**known)  # type: ignore[arg-type]
-    capacity = cores * (after.wall_ns - before.wall_ns) / 1e9
+    capacity = after.cpus * (after.wall_ns - before.wall_ns) / 1e9
     others = min(1.0, max(0.0, (after.busy - before.busy) - (after.own - before.own)) / capacity)
     return RoundLoad(others=others, steal=(after.steal - before.steal) / capacity, **known)  # type: ignore[arg-type]
 

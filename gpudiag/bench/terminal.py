@@ -8,6 +8,7 @@ from gpudiag.bench.check import Item
 from gpudiag.bench.health import findings
 from gpudiag.bench.result import BenchResult
 from gpudiag.bench.tables import Table, headline, loss_lines, rules_text, tables_of, unstable_lines
+from gpudiag.diagnosis import Finding
 from gpudiag.report.page import BOLD, DIM, GREEN, RED, YELLOW, Page
 from gpudiag.report.text import clean, columns
 
@@ -28,10 +29,18 @@ def render(result: BenchResult, width: int, color: bool, ascii_only: bool, next_
     more = [f"... and {len(unstable) - UNSTABLE_SHOWN} more, all in the JSON"] if len(unstable) > UNSTABLE_SHOWN else []
     _list(page, f"Unstable ({len(unstable)}), refused by comparisons", unstable[:UNSTABLE_SHOWN] + more, YELLOW)
     health = [f"{where}: {finding.title}. {finding.summary}" for where, finding in findings(result)]
-    _list(page, "Health of the GPU while training", health, YELLOW)
+    _list(page, "Health of the machine meanwhile", health, YELLOW)
     _list(page, "Not measured", [f"{key}: {why}" for key, why in reasons_of(result)], "")
     _list(page, "Note", result.warnings, "")
     _list(page, "Next", next_commands, "")
+    return page_text(page)
+
+
+def render_comparison(table: Table, found: Sequence[Finding], width: int, color: bool, ascii_only: bool) -> str:
+    """found: what only the machines side by side show."""
+    page = Page(width, color, ascii_only)
+    add_table(page, table)
+    _list(page, "The machines", [f"{finding.title}. {finding.summary}" for finding in found], YELLOW)
     return page_text(page)
 
 

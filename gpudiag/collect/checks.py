@@ -47,6 +47,7 @@ def all_checks(
     yield _gpu(facts)
     yield _torch(facts)
     yield _nvml(env)
+    yield from _gpu_health(env)
     path = find_nsys()
     yield _nsys(path)
     if path is not None:
@@ -57,6 +58,7 @@ def all_checks(
     yield _paranoid(root)
     yield _other_profiler(env)
     yield _cpus(facts)
+    yield _background(facts)
     yield _shared_memory(facts)
     yield _temporary()
     yield _switches(facts)
@@ -225,6 +227,39 @@ def _cpus(facts: Mapping[str, Any]) -> Check:
         fix = "raise the limit (docker --cpus, Kubernetes limits.cpu, Slurm --cpus-per-task), or plan workers for it"
         return Check("CPUs", "limited", found, "loader workers beyond that number only take turns", fix)
     return Check("CPUs", "ok", found)
+
+
+def _gpu_health(env: Mapping[str, str]) -> Iterator[Check]:
+    """One a GPU; none where NVML does not answer, which its own check tells. One machine has one driver for all its GPUs."""
+    from gpudiag.collect.health import gpus_health
+
+    try:
+        nvml = Nvml(env=env)
+    except NvmlUnavailable:
+        return
+    for gpu in gpus_health(nvml):
+        name, found = f"GPU {gpu.device}", gpu.state or "NVML reads nothing of it"
+        if not gpu.busy:
+            found += "; idle: heat, clocks and PCIe are judged under load, by profile and bench"
+        lost = [f"{finding.title}: {finding.summary}" for finding in gpu.findings]
+        fixes = [finding.fixes[0].change for finding in gpu.findings if finding.fixes]
+        if gpu.processes:
+            lost.append(f"{gpu.processes} other process(es) on it: what is measured now is not one program's alone")
+            fixes.append("measure when it is free: nvidia-smi --query-compute-apps=pid,used_memory --format=csv")
+        yield Check(name, "limited" if lost else "ok", found, " ".join(lost), " ".join(fixes))
+    nvml.close()
+
+
+def _background(facts: Mapping[str, Any]) -> Check:
+    from gpudiag.collect.health import background_load
+
+    name = "background load"
+    found, findings = background_load(facts["machine_cpus"], facts["usable_cpus"])
+    if not found:
+        return Check(name, "unknown", "no /proc/stat to read", "how busy the machine is", "")
+    if findings:
+        return Check(name, "limited", found, findings[0].title + ": " + findings[0].why, findings[0].fixes[0].change)
+    return Check(name, "ok", found)
 
 
 def _shared_memory(facts: Mapping[str, Any]) -> Check:

@@ -3,7 +3,8 @@
 `<capture>/nvml.jsonl`: a header line, then one line a device and moment; a field that could not be read is absent.
 
     {"gpudiag_nvml": 1, "driver": "550.54.15", "interval_s": 0.1, "devices": [{"device": 0, "name": "...",
-     "memory_total": bytes, "power_limit_w": W, "sm_clock_max_mhz": MHz, "pcie_gen_max": 5, "pcie_width_max": 16}]}
+     "memory_total": bytes, "power_limit_w": W, "sm_clock_max_mhz": MHz, "pcie_gen_max": 5, "pcie_width_max": 16,
+     "nvlinks": 18, "nvlinks_active": 18}]}
     {"t": wall-clock ns, "device": 0, "gpu_util": 0-1, "memory_util": 0-1, "memory_used": bytes, "power_w": W,
      "temperature_c": C, "sm_clock_mhz": MHz, "reasons": bit mask, "pcie_gen": 5, "pcie_width": 16,
      "other_processes": n, "other_memory": bytes}
@@ -103,7 +104,12 @@ class Nvml:
     def devices(self) -> list[dict[str, Any]]:
         """What does not change, one dict a device."""
         return [
-            {"device": index, "name": self._name(handle), **self._read(handle, _STATIC)}
+            {
+                "device": index,
+                "name": self._name(handle),
+                **self._read(handle, _STATIC),
+                **nvlinks(self._nvml, handle),
+            }
             for index, handle in enumerate(self._handles)
         ]
 
@@ -157,6 +163,21 @@ class Nvml:
             return {}
         others = [process for process, mine in zip(processes, own, strict=True) if not mine]
         return {"other_processes": len(others), "other_memory": sum(p.usedGpuMemory or 0 for p in others)}
+
+
+def nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
+    """nvlinks: links of the board; nvlinks_active: those that are up. Empty for a board without NVLink, and in virtual machines
+    whose driver does not answer. Asked once: a link that goes down stays down until the driver is loaded again."""
+    ask = getattr(nvml, "nvmlDeviceGetNvLinkState", None)
+    if ask is None:
+        return {}
+    states = []
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+        try:
+            states.append(ask(handle, link))
+        except nvml.NVMLError:  # a board answers for the links that it has
+            continue
+    return {"nvlinks": len(states), "nvlinks_active": sum(map(bool, states))} if states else {}
 
 
 def _text(value: str | bytes) -> str:

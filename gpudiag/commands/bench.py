@@ -151,8 +151,9 @@ def compare(files: tuple[Path, ...], anyway: bool, html: str | None) -> None:
     """Several results side by side, each with its ratio to the first."""
     from gpudiag import __version__
     from gpudiag.bench import compare as comparing
+    from gpudiag.bench.health import findings_of_several
     from gpudiag.bench.html import render_comparison
-    from gpudiag.bench.terminal import render_tables
+    from gpudiag.bench.terminal import render_comparison as on_terminal
 
     if len(files) < 2:
         raise click.UsageError("give at least two results")
@@ -162,9 +163,10 @@ def compare(files: tuple[Path, ...], anyway: bool, html: str | None) -> None:
     table = comparing.as_table(
         rows, names, comparing.objections(results, names) if anyway else [], comparing.differences(results, names)
     )
+    found = findings_of_several(results)
     if html:
-        write_output(html, render_comparison(rows, table, names, __version__).encode())
-    click.echo(render_tables([table], *_page()), nl=False)
+        write_output(html, render_comparison(rows, table, names, found, __version__).encode())
+    click.echo(on_terminal(table, found, *_page()), nl=False)
 
 
 @bench.command(epilog=example("gpudiag bench check result.json"))

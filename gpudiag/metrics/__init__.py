@@ -6,7 +6,7 @@ from gpudiag.metrics import busy, communication, copies, cpu, kernel_work, launc
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import ON_GPU, inapplicable, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, inapplicable, missing, value
 from gpudiag.metrics.spec import BY_NAME
 from gpudiag.scope import Scope
 
@@ -32,6 +32,10 @@ def measure(scope: Scope, facts: RunFacts) -> dict[str, Metric | Missing]:
         values["devices"] = missing("devices", NO_GPU, ON_GPU)
     else:
         values["devices"] = value("devices", facts.devices, "gpu_ops")
+    if facts.drivers:
+        values["driver_versions"] = value("driver_versions", len(facts.drivers), "environment record")
+    else:
+        values["driver_versions"] = missing("driver_versions", "the recording does not name the driver", PROFILE)
     if facts.busy_spread is None:
         values["busy_spread"] = (
             inapplicable("busy_spread", "one device was recorded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,7 +37,8 @@ class RunFacts:
     late_ranks: ranks that were clearly late in LATE_SHARE or more of the collectives at which any rank was, latest first;
     none where that is most of the ranks, which then take turns. latest_share: of the time that ranks waited
     for the last one, that at collectives to which one of the late ranks came last (without any: the most frequent last rank);
-    by time, since a rank that is late once a step holds the others up at one of many collectives only. mean_wait_ns: exposed, mean over the other ranks. alignment: the ranks' clocks.
+    by time, since a rank that is late once a step holds the others up at one of many collectives only. mean_wait_ns: exposed, mean over the other ranks. alignment: the ranks' clocks. drivers: the versions
+    of the ranks' machines, sorted, as far as recorded.
     """
 
     devices: int
@@ -50,6 +51,7 @@ class RunFacts:
     collectives: int = 0
     why_no_stragglers: str = "one rank was given"
     alignment: Alignment | None = None
+    drivers: tuple[str, ...] = ()
 
 
 def run_facts(scopes: Sequence[Scope]) -> RunFacts:
@@ -58,10 +60,11 @@ def run_facts(scopes: Sequence[Scope]) -> RunFacts:
     busy = [scope.own_work for scope in on_gpu]
     spread = max(busy) - min(busy) if len(busy) > 1 else None
     ranks = {scope.rank: scope for scope in on_gpu}
+    drivers = tuple(sorted({scope.timeline.host.driver for scope in scopes if scope.timeline.host.driver}))
     if len(ranks) < 2 or len(ranks) != len(on_gpu):
         why = "one rank was given" if len(ranks) < 2 else "several devices belong to one rank"
-        return RunFacts(len(on_gpu), spread, why_no_stragglers=why)
-    return _stragglers(ranks, len(on_gpu), spread)
+        return RunFacts(len(on_gpu), spread, why_no_stragglers=why, drivers=drivers)
+    return replace(_stragglers(ranks, len(on_gpu), spread), drivers=drivers)
 
 
 def _stragglers(ranks: dict[int, Scope], devices: int, spread: float | None) -> RunFacts:

@@ -315,6 +315,27 @@ POWER = (
     M("temperature", "celsius", "highest GPU temperature", source=_NVML),
     M("sm_clock", "mhz", "median SM clock", source=_NVML),
     M(
+        "pcie_link_share",
+        "ratio",
+        "best PCIe rate (generation x width) seen under load / the most that the GPU and its slot can do together",
+        "the rate that copies reach; a card in a slot with fewer lanes, which NVML takes for the most that can be",
+        "NVML, at least 5 samples with the SM clock at half its maximum or more: an idle link trains down",
+    ),
+    M("nvlinks", "count", "NVLink links of the GPU", source="NVML, once when the recording began"),
+    M(
+        "nvlinks_active",
+        "count",
+        "NVLink links of the GPU that are up",
+        "links that carry data",
+        "NVML, once when the recording began",
+    ),
+    M(
+        "driver_versions",
+        "count",
+        "different driver versions on the machines of the run",
+        source="environment records of all ranks together",
+    ),
+    M(
         "foreign_processes",
         "count",
         "processes other than the recorded ones that used the GPU during the run",

@@ -1,4 +1,4 @@
-"""Metrics of the GPU's memory, power and clocks, from NVML samples taken while it was busy."""
+"""Metrics of the GPU's memory, power, clocks and links, from NVML samples taken while it was busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.metrics.busy import NO_GPU
-from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.metrics.copies import PCIE_LANE_BYTES_PER_S
+from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_LONGER, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Samples
 
@@ -15,9 +16,12 @@ from gpudiag.timeline import Samples
 APPLICATIONS_CLOCKS, SW_POWER_CAP = 0x2, 0x4
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80  # HW slowdown, SW thermal, HW thermal, HW power brake
 BUSY = 0.01  # of NVML's utilisation: any work since the last sample
+# The link trains down to save power when a GPU idles, and a desktop's few draws do not wake it: its state counts only where
+# the GPU runs at half its clock or more (at half its utilisation, where the clock is not known), and for half a second.
+AWAKE, AWAKE_SAMPLES = 0.5, 5
 NAMES = (
     "memory_peak_share", "power_cap_share", "thermal_share", "clocks_locked_share", "sm_clock_share", "power_draw",
-    "power_limit", "temperature", "sm_clock", "memory_growth",
+    "power_limit", "temperature", "sm_clock", "memory_growth", "pcie_link_share",
 )  # fmt: skip
 
 
@@ -27,6 +31,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     if scope.ops is None:
         reason, how = NO_GPU, ON_GPU
     yield _foreign(scope)
+    yield from _nvlinks(scope)
     allocator = _allocator(scope)
     yield allocator["memory_fragmented_share"]
     samples = _busy(scope)
@@ -46,6 +51,12 @@ def measure(scope: Scope) -> Iterator[Value]:
     else:
         yield missing("memory_peak_share", "NVML did not give the memory in use", PROFILE)
         yield missing("memory_growth", "NVML did not give the memory in use", PROFILE)
+    yield from of_busy(samples)
+
+
+def of_busy(samples: Samples) -> Iterator[Value]:
+    """Clocks, power, heat and the PCIe link of one device, from its samples under load; at least one."""
+    yield _pcie(samples)
     reasons = samples.reasons[samples.reasons >= 0]
     for name, bits in (
         ("power_cap_share", SW_POWER_CAP),
@@ -68,6 +79,45 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield value(name, float(how(column)), "nvml")
         else:
             yield missing(name, "NVML did not give it", PROFILE)
+
+
+def link_rate(generation: int | None, width: int | None) -> float:
+    """Bytes/s of a PCIe link in one direction; 0 where it is not known."""
+    return PCIE_LANE_BYTES_PER_S.get(generation or 0, 0) * max(0, width or 0)
+
+
+def _pcie(samples: Samples) -> Value:
+    """The best that was seen counts: a reading can fall into a moment in which the link changes its rate."""
+    clock = samples.sm_clock_mhz / np.where(samples.sm_clock_max_mhz > 0, samples.sm_clock_max_mhz, np.nan)
+    load = np.where(np.isfinite(clock), clock, samples.gpu_util)
+    best, most = (
+        [
+            link_rate(int(generation), int(width))
+            for generation, width in zip(generations[load >= AWAKE], widths[load >= AWAKE], strict=True)
+        ]
+        for generations, widths in (
+            (samples.pcie_gen, samples.pcie_width),
+            (samples.pcie_gen_max, samples.pcie_width_max),
+        )
+    )
+    if sum(map(bool, best)) < AWAKE_SAMPLES or not max(most):
+        reason = f"NVML gave the link's state in fewer than {AWAKE_SAMPLES} samples of a GPU under load"
+        return missing("pcie_link_share", reason, PROFILE_LONGER)
+    return value("pcie_link_share", max(best) / max(most), "nvml")
+
+
+def _nvlinks(scope: Scope) -> Iterator[Value]:
+    info = scope.timeline.devices.get(scope.device)
+    for name in ("nvlinks", "nvlinks_active"):
+        count = getattr(info, name, None)
+        if scope.ops is None:
+            yield missing(name, NO_GPU, ON_GPU)
+        elif scope.timeline.samples is None:
+            yield missing(name, "NVML was not asked", PROFILE)
+        elif count is None:
+            yield inapplicable(name, "NVML knows no NVLink on this GPU")
+        else:
+            yield value(name, count, "nvml")
 
 
 def _allocator(scope: Scope) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from gpudiag.bundle import Bundle, CaptureInfo, is_bundle, read_bundle, rounds_o
 from gpudiag.errors import GpudiagError
 from gpudiag.read.many import read_files
 from gpudiag.read.one import KINDS, Progress, read_file
-from gpudiag.timeline import HostInfo, Kind, Source, Timeline
+from gpudiag.timeline import DeviceInfo, HostInfo, Kind, Source, Timeline
 from gpudiag.units import format_ns
 
 _RECORDING_NAMES = (".sqlite", ".json", ".json.gz", ".nsys-rep", ".qdrep", ".qdstrm", ".nvvp", ".nvprof")
@@ -145,7 +145,7 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
                 replace(
                     timeline,
                     samples=read_nvml_samples(file, timeline.time_base_ns or 0),
-                    devices={**read_nvml_devices(file), **timeline.devices},
+                    devices=_with_links(timeline.devices, read_nvml_devices(file)),
                 )
                 for timeline in timelines
             ]
@@ -228,6 +228,15 @@ def _as_bundle(timeline: Timeline, bundle: Bundle) -> Timeline:
     )
 
 
+def _with_links(recorded: Mapping[int, DeviceInfo], sampled: Mapping[int, DeviceInfo]) -> dict[int, DeviceInfo]:
+    """What the recording says of each device, and what only NVML knows: its links, and devices that did no work."""
+    found = dict(sampled)
+    for device, info in recorded.items():
+        links = sampled.get(device, DeviceInfo())
+        found[device] = replace(info, nvlinks=links.nvlinks, nvlinks_active=links.nvlinks_active)
+    return found
+
+
 def _host(known: HostInfo, environment: Mapping[str, Any]) -> HostInfo:
     """What the process said of itself, completed by what the manifest says of the machine."""
     gpus = environment.get("gpus")
@@ -239,6 +248,7 @@ def _host(known: HostInfo, environment: Mapping[str, Any]) -> HostInfo:
         cuda=known.cuda or environment.get("torch_cuda") or environment.get("torch_hip"),
         debug_switches=known.debug_switches or tuple(environment.get("debug_switches") or ()),
         gpu_present=bool(gpus) if gpus is not None else known.gpu_present,
+        driver=environment.get("driver", known.driver),
     )
 
 

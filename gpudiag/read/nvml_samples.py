@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,16 @@ def read_nvml_samples(path: Path, time_base_ns: int = 0) -> Samples:
     A last line cut short by a kill is dropped. Raises GpudiagError when the file is not what collect/nvml.py writes.
     """
     header, rows = _lines(path)
-    limits = {device["device"]: device for device in header["devices"]}
+    return samples_of(header["devices"], rows, time_base_ns)
+
+
+def samples_of(
+    devices: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], time_base_ns: int = 0
+) -> Samples:
+    """The same from what collect/nvml.py's Nvml gives: devices() and the rows of sample()."""
+    limits = {device["device"]: device for device in devices}
     rows = [{**limits.get(row["device"], {}), **row} for row in rows]
-    rows.sort(key=lambda row: (row["t"], row["device"]))
+    rows = sorted(rows, key=lambda row: (row["t"], row["device"]))
     moments = np.array([row["t"] for row in rows], np.int64) - time_base_ns
     columns: dict[str, Any] = {f: np.array([row.get(f, np.nan) for row in rows], np.float32) for f in _FLOATS}
     columns |= {field: np.array([row.get(field, -1) for row in rows], kind) for field, kind in _COUNTS}
@@ -43,10 +51,15 @@ def read_nvml_samples(path: Path, time_base_ns: int = 0) -> Samples:
 
 
 def read_nvml_devices(path: Path) -> dict[int, DeviceInfo]:
-    """Name and memory of the GPUs that were sampled. Errors as read_nvml_samples."""
+    """Name, memory and NVLink links of the GPUs that were sampled. Errors as read_nvml_samples."""
     header, _ = _lines(path)
     return {
-        device["device"]: DeviceInfo(name=device["name"], memory_bytes=device.get("memory_total"))
+        device["device"]: DeviceInfo(
+            name=device["name"],
+            memory_bytes=device.get("memory_total"),
+            nvlinks=device.get("nvlinks"),
+            nvlinks_active=device.get("nvlinks_active"),
+        )
         for device in header["devices"]
     }
 
