@@ -2,6 +2,7 @@
 
 Known limits, on purpose: a secret without a telling name or shape cannot be recognised, and a user name is replaced
 where it stands as a path component or before an `@`, not inside words (a user called `data` must not spoil file names).
+A host that is called by a word of this trade (`gpu`) is replaced after an `@` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 MASK = "***"
+EMAIL = "EMAIL"
 USER = "USER"
 HOST = "HOST"
 
@@ -72,6 +74,11 @@ _SHAPES = re.compile(
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _SHAPE_PREFIXES = ("hf_", "sk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "pypi-", "eyJ")
+_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}(?![\w-])")
+# Names of machines that are as likely words of a recording.
+_TRADE = {"gpu", "gpus", "cuda", "cpu", "nvidia", "train", "trainer", "worker", "node", "main", "host", "local", "server"}
+_TRADE |= {"test", "data", "model", "torch", "step", "run", "bench", "compute", "kernel", "linux", "ubuntu", "debian"}
+_TRADE |= {"forward", "backward", "loader", "default", "master", "docker", "root", "build", "eval", "epoch", "batch"}
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 # A name that ends like a secret's, then = or : and a value, quoted or not; the length is bounded to keep the search linear.
 _ASSIGNMENT = re.compile(
@@ -125,6 +132,8 @@ class Scrubber:
             text = self._user.sub(USER, text)
         if self._host and self.host in text:
             text = self._host.sub(HOST, text)
+        if "@" in text:
+            text = _MAIL.sub(EMAIL, text)
         return text
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
@@ -158,10 +167,13 @@ class Scrubber:
     @cached_property
     def _host(self) -> re.Pattern[str] | None:
         host = re.escape(self.host)
-        if len(self.host) < 3 or self.host == "localhost":
+        if len(self.host) < 2 or self.host == "localhost":
             return None
-        if not re.search(r"[\d.-]", self.host) and len(self.host) < 8:
+        if self.host.lower() in _TRADE:
             return re.compile(rf"(?<=@){host}(?![\w-])")  # a machine called `gpu` must not spoil every name with gpu
+        if not re.search(r"[\d.-]", self.host) and len(self.host) < 8:
+            # a short one as a whole word (or before _pid, as trace files have it) that is no name of C++
+            return re.compile(rf"(?<![\w:-]){host}(?=_\d)|(?<![\w:<-]){host}(?![\w<(-]|::)")
         return re.compile(rf"(?<![A-Za-z0-9-]){host}(?![A-Za-z0-9-])")  # trace files are called HOST_pid.time
 
 
