@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import _thread
 import ctypes
-import gc
-import json
 import os
-import sys
 import threading
 import time
-import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from .cpu_wait import machine
 from .log import Log, clock
 from .memory import heap
+from .sampler import LineSampler
+from .torch_trace import Profiler, TorchEmitter
 from .tracker import Emitter, Tracker
-from .where import line_of
 
 NS = 1_000_000_000
 WARM_UP_STEPS, WARM_UP_NS, WARM_UP_MOST = 5, NS // 2, 25  # default: 5 steps and half a second, 25 steps at most
@@ -37,33 +34,7 @@ STEP_HEAP = ((5, 64 << 20), (3, 128 << 20), (1, 256 << 20))  # with at least so 
 HARD_HEAP = 512 << 20  # in the middle of a step
 POLL_S = 0.05
 SAMPLE_S = 0.005  # while a planned window records: which line runs outside all phases; some 1 % of one CPU
-MOST_A_SAMPLE_NS = NS // 10  # beyond that the sampler itself was held up
 MOST_VAIN_STARTS = 10
-
-
-class TorchEmitter(Emitter):
-    """Ranges as record_function, `gpudiag::<name>`; the step carries its number as `gpudiag::step#N`.
-
-    record_function is an operator: while the script traces operators (torch.jit.trace, make_fx) it would end up in the
-    traced graph, so nothing is written then.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self._record = torch.autograd.profiler.record_function
-        self._tracing = torch._C._get_tracing_state
-        self._modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-
-    def begin(self, name: str, index: Optional[int] = None) -> Any:
-        if self._tracing() is not None or self._modes():
-            return None
-        token = self._record("gpudiag::" + name if index is None else "gpudiag::%s#%d" % (name, index))
-        token.__enter__()
-        return token
-
-    def end(self, token: Any) -> None:
-        if self._tracing() is None and not self._modes():
-            token.__exit__(None, None, None)
-        # else it ends when it is collected, which is now
 
 
 class Recorder:
@@ -75,8 +46,8 @@ class Recorder:
     def __init__(
         self, torch: Any, folder: str, stem: str, log: Log, tracker: Tracker, asked: Dict[str, Any], rank: int
     ) -> None:
-        self._rank = rank
         self._torch = torch
+        self._profiler = Profiler(torch, log, rank)
         self._folder = folder
         self._trace = os.path.join(folder, stem + ".kineto.json")
         self._marker = os.path.join(folder, "recording.%d" % os.getpid())
@@ -103,11 +74,9 @@ class Recorder:
         self._watching = False
         self._requests: List[Tuple[str, int]] = []  # (reason, which recording) from the watch, at most one
         self._held: Optional[Tuple[Any, int, int]] = None  # an early recording that a planned one may replace
-        self._still_open: List[Any] = []  # weak references to record_functions alive when the last recording ended
         self._vain = 0
         self._stopping = False
-        self._sampled = 0
-        self._lines: Dict[str, List[int]] = {}  # [samples, ns]
+        self._sampler = LineSampler(tracker, log)
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
@@ -183,86 +152,45 @@ class Recorder:
     def _is_prepared(self) -> bool:
         """With a GPU, CUPTI gets a step to warm up in: without it the first kernels of a recording are lost."""
         if self._prepared is None and self._torch.cuda.is_initialized():
-            self._prepared = self._new_profile(cuda=True)
+            self._prepared = self._prepare(cuda=True)
             return False
         return True
 
-    def _new_profile(self, cuda: bool) -> Any:
-        """A profiler that is prepared and not started, or None when torch refuses."""
+    def _prepare(self, cuda: bool) -> Any:
         self.inside = True
-        quiet = "KINETO_LOG_LEVEL" not in os.environ
-        if quiet:  # read at the first use; without it Kineto reports every start, and a missing GPU, on stderr
-            os.environ["KINETO_LOG_LEVEL"] = "99"
-        try:
-            profile = self._torch.autograd.profiler.profile(use_cpu=True, use_kineto=True, **_device(self._torch, cuda))
-            profile._prepare_trace()
-            return profile
-        except (RuntimeError, TypeError, AttributeError) as error:
-            self._log.write({"k": "note", "note": "torch.profiler did not start: %s" % error})
-            self.off = True
-            return None
-        finally:
-            self.inside = False
-            if quiet:
-                del os.environ["KINETO_LOG_LEVEL"]
+        profile = self._profiler.prepared(cuda)
+        self.inside = False
+        self.off = self.off or profile is None
+        return profile
 
     def _start(self, kind: str) -> None:
-        torch = self._torch
         # CUDA only once the script has set it up: CUPTI would initialise it, and break a script that forks first.
         # Never is_available(): it warns and sets things up on its own.
-        cuda = bool(torch.cuda.is_initialized())
-        profile, self._prepared = self._prepared or self._new_profile(cuda), None
+        cuda = bool(self._torch.cuda.is_initialized())
+        profile, self._prepared = self._prepared or self._prepare(cuda), None
         if profile is None:
             return
-        self.inside = True
         self._recordings += 1
-        try:
-            if cuda:
-                torch.cuda.synchronize()
-            if gc.isenabled():
-                # What our own start-up and the imports of the profiler allocated brings the next full collection nearer: it
-                # would fall into the short window, where it looks as if each step had a share of it.
-                gc.collect()
-            profile._start_trace()
-            self._describe()
-        except RuntimeError as error:
-            self._log.write({"k": "note", "note": "torch.profiler did not start: %s" % error})
+        self.inside = True
+        if not self._profiler.start(profile, cuda):
             self.off, self.inside = True, False
             return
         self._profile, self._kind, self._cuda, self._thread = profile, kind, cuda, threading.get_ident()
         self._began, self._memory = time.monotonic_ns(), heap()
-        self._tracker.detach(TorchEmitter(torch))
+        self._tracker.detach(TorchEmitter(self._torch))
         self._tracker.recording = True
         self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda, "machine": machine()}, flush=True)
         touch(self._marker)
         self.inside = False
 
-    def _describe(self) -> None:
-        """The rank, as torch.profiler's own front end writes it; readers tell ranks apart by it."""
-        world = int(os.environ.get("WORLD_SIZE") or 1)
-        if world > 1:
-            info = {"backend": "", "rank": self._rank, "world_size": world}
-            self._torch.autograd._add_metadata_json("distributedInfo", json.dumps(info))
-
     def _end(self) -> Any:
-        torch = self._torch
         self.inside = True
         self._machine = machine()
         self._profile = None
         self._tracker.detach(Emitter())
         self._tracker.recording = False
         try:
-            if self._cuda:
-                torch.cuda.synchronize()
-            result = torch.autograd.profiler._disable_profiler()
-            after = getattr(torch.autograd.profiler, "_run_on_profiler_stop", None)
-            if after is not None:
-                after()
-            self._still_open = _alive(torch.autograd.profiler.record_function)
-            return result
-        except RuntimeError as error:
-            self._log.write({"k": "note", "note": "torch.profiler did not stop: %s" % error})
-            return None
+            return self._profiler.end(self._cuda)
         finally:
             self.inside = False
 
@@ -274,7 +202,7 @@ class Recorder:
     def _may_start(self) -> bool:
         """Never under a range of the script's that an earlier recording has seen begin: closing it then would write to
         memory that torch has freed. Such a range spans steps (an epoch); after some vain tries there is no recording."""
-        if not any(reference() is not None for reference in self._still_open):
+        if not self._profiler.ranges_open():
             return True
         self._vain += 1
         if self._vain > MOST_VAIN_STARTS:
@@ -291,7 +219,7 @@ class Recorder:
             kind, began, stopped = self._kind, self._began, time.monotonic_ns()
             result = self._end()
             self._done = kind == "steps"
-            self._write_lines()
+            self._sampler.write()
             if kind == "steps" or not self._exported:
                 self._save(result, kind, reason, steps, began, stopped)
             _remove(self._marker)
@@ -342,7 +270,7 @@ class Recorder:
             sampling = self._profile is not None and self._kind == "steps"
             time.sleep(SAMPLE_S if sampling else POLL_S)
             if sampling:
-                self._sample()
+                self._sampler.sample()
             now = time.monotonic_ns()
             reason = ""
             if self._profile is not None:
@@ -365,24 +293,6 @@ class Recorder:
                     time.sleep(POLL_S)
         self._watching = False
 
-    def _sample(self) -> None:
-        """Note the line that the training thread is at, unless a phase explains it. Wakes late where a call keeps the
-        interpreter lock, so a sample stands for the time since the last one."""
-        now, before = time.monotonic_ns(), self._sampled
-        self._sampled = now
-        if before and not self._tracker.busy and self._tracker.owner is not None:
-            line = line_of(sys._current_frames().get(self._tracker.owner))
-            if line:
-                entry = self._lines.setdefault(line, [0, 0])
-                entry[0] += 1
-                entry[1] += min(now - before, MOST_A_SAMPLE_NS)
-
-    def _write_lines(self) -> None:
-        if self._lines:
-            lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:20]
-            self._log.write({"k": "lines", "lines": [[where, count, ns] for where, (count, ns) in lines]})
-        self._lines, self._sampled = {}, 0
-
     def _on_pending(self, _argument: Any) -> int:
         try:
             reason, recording = self._requests[0] if self._requests else ("", -1)
@@ -401,19 +311,6 @@ class Recorder:
 
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
-
-def _alive(kind: type) -> List[Any]:
-    """Weak references to the living objects of a class. Looks at every container object: some 20 ms, once a recording."""
-    return [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is kind]
-
-
-def _device(torch: Any, cuda: bool) -> Dict[str, Any]:
-    """The argument that asks for GPU activity, by torch version."""
-    names = torch.autograd.profiler.profile.__init__.__code__.co_varnames
-    if "use_device" in names:
-        return {"use_device": "cuda" if cuda else None}
-    return {"use_cuda": cuda}
 
 
 def touch(path: str) -> None:
