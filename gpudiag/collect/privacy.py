@@ -74,11 +74,11 @@ _SHAPES = re.compile(
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _SHAPE_PREFIXES = ("hf_", "sk-", "gh", "glpat-", "xox", "AKIA", "ASIA", "AIza", "ya29.", "pypi-", "eyJ")
-_MAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}(?![\w-])")
+_MAIL = re.compile(r"(?<![\w.+-])(?!git@)[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}(?![\w-])")
 # Names of machines that are as likely words of a recording.
-_TRADE = {"gpu", "gpus", "cuda", "cpu", "nvidia", "train", "trainer", "worker", "node", "main", "host", "local", "server"}
+_TRADE = {"gpu", "gpus", "cuda", "cpu", "nvidia", "train", "trainer", "worker", "node", "main", "host", "local"}
 _TRADE |= {"test", "data", "model", "torch", "step", "run", "bench", "compute", "kernel", "linux", "ubuntu", "debian"}
-_TRADE |= {"forward", "backward", "loader", "default", "master", "docker", "root", "build", "eval", "epoch", "batch"}
+_TRADE |= {"forward", "backward", "loader", "default", "master", "docker", "root", "build", "eval", "epoch", "server"}
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 # A name that ends like a secret's, then = or : and a value, quoted or not; the length is bounded to keep the search linear.
 _ASSIGNMENT = re.compile(
