@@ -175,7 +175,11 @@ def read_until(terminal: int, word: str) -> str:
     while word not in shown or not shown.endswith("\n"):
         assert time.monotonic() < deadline, shown
         if select.select([terminal], [], [], 0.1)[0]:
-            shown += os.read(terminal, 4096).decode()
+            try:
+                shown += os.read(terminal, 4096).decode()
+            except OSError:  # EIO: the last process at the terminal has gone
+                assert word in shown, shown
+                break
     return shown
 
 
