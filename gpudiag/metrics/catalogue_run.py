@@ -233,7 +233,13 @@ CPU = (
     M(
         "cpu_wait_lost",
         "ns",
-        "least of cpu_wait_time and what it can cost: beside GPU work the time in which the device idles",
+        "cpu_wait_time without that in fetches of the training thread itself, and beside GPU work at most the time in which the device idles",
+        "what workers or helper threads wait",
+    ),
+    M(
+        "cpu_wait_excess",
+        "ns",
+        "mean less median over the steps of the training thread's wait for a CPU (at least 0): how much it makes the steps uneven",
     ),
     M(
         "loader_queue_share",
@@ -245,7 +251,7 @@ CPU = (
     M(
         "loader_queue_lost",
         "ns",
-        "input_lost x loader_queue_share x other_cpus / usable_cpus (at most 1) with worker processes, else 0: what other programs make the workers wait",
+        "input_lost x loader_queue_share x other_cpus / usable_cpus (at most 1): what other programs make fetches wait",
         "waits that the run's own workers and threads give each other",
         _LOADER,
     ),

@@ -6,21 +6,26 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpudiag.intervals import Int64
 from gpudiag.metrics.loading import batches_a_step, main_loader
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
+from gpudiag.timeline import LoaderBatches
 
 NOT_KNOWN = "the training thread's wait for a CPU was not recorded"
 
 
 def measure(scope: Scope) -> Iterator[Value]:
-    waited = _waited(scope)
-    if waited is None:
-        yield missing("cpu_wait_time", NOT_KNOWN, PROFILE)
-        yield missing("cpu_wait_lost", NOT_KNOWN, PROFILE)
+    waits = _waits(scope)
+    if waits is None:
+        for name in ("cpu_wait_time", "cpu_wait_lost", "cpu_wait_excess"):
+            yield missing(name, NOT_KNOWN, PROFILE)
     else:
+        waited = float(waits.mean() if len(scope.steps) else waits.sum())
+        elsewhere = max(0.0, waited - _in_own_fetches(scope))
         yield value("cpu_wait_time", waited, "gpudiag's step records")
-        yield value("cpu_wait_lost", min(waited, _can_lose(scope)), "gpudiag's step records, account")
+        yield value("cpu_wait_lost", min(elsewhere, _can_lose(scope)), "gpudiag's step and loader records, account")
+        yield value("cpu_wait_excess", max(0.0, float(waits.mean() - np.median(waits))), "gpudiag's step records")
     yield from _loader(scope)
     host = scope.timeline.host
     for name in ("load_average", "cpu_pressure", "other_cpus"):
@@ -31,16 +36,28 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield value(name, read, "/proc, read when the recording began and when it ended")
 
 
-def _waited(scope: Scope) -> float | None:
-    """The training thread's wait for a CPU, ns a step; None where no step of the window has it."""
+def _waits(scope: Scope) -> Int64 | None:
+    """The training thread's wait for a CPU in each step of the window that has it, ns; None where none has."""
     log = scope.timeline.step_log
     if log is None:
         return None
     rows = (log.cpu_wait_ns >= 0) & scope.window.contains((log.start + log.end) // 2)
-    if not rows.any():
-        return None
-    waits = log.cpu_wait_ns[rows]
-    return float(waits.mean() if len(scope.steps) else waits.sum())
+    return np.asarray(log.cpu_wait_ns[rows], np.int64) if rows.any() else None
+
+
+def _in_own_fetches(scope: Scope) -> float:
+    """Of it the wait while the training thread itself fetched batches (DataLoaders without workers), ns a step."""
+    batches = scope.timeline.loader
+    if batches is None:
+        return 0.0
+    own = (batches.worker < 0) & (batches.io_ns >= 0) & scope.window.contains(batches.fetch_end)
+    return scope.per_step(float(_queued(batches.take(own)).sum()))
+
+
+def _queued(fetched: LoaderBatches) -> Int64:
+    """Time that each fetch was queued for a CPU, ns; of fetches with all their times."""
+    queued: Int64 = fetched.fetch_end - fetched.fetch_start - fetched.cpu_ns - fetched.io_ns
+    return queued.clip(min=0)
 
 
 def _can_lose(scope: Scope) -> float:
@@ -59,15 +76,12 @@ def _loader(scope: Scope) -> Iterator[Value]:
         for name in ("loader_queue_share", "loader_queue_lost", "loader_cpus_needed"):
             yield missing(name, "how a DataLoader's fetches spent their time was not recorded", PROFILE)
         return
-    length = fetched.fetch_end - fetched.fetch_start
-    total = max(1.0, float(length.sum()))
-    share = float(np.maximum(0, length - fetched.cpu_ns - fetched.io_ns).sum()) / total
+    total = max(1.0, float((fetched.fetch_end - fetched.fetch_start).sum()))
+    share = float(_queued(fetched).sum()) / total
     yield value("loader_queue_share", share, "loader records")
     lost = scope.per_step(scope.account.owned_by("idle.input" if scope.ops is not None else "host.input").total())
     host = scope.timeline.host
-    if loader.num_workers == 0:
-        yield value("loader_queue_lost", 0.0, "loader records")
-    elif host.other_cpus is None or not host.usable_cpus:
+    if host.other_cpus is None or not host.usable_cpus:
         yield missing("loader_queue_lost", "what other programs took of the CPUs was not recorded", PROFILE_LONGER)
     else:
         theirs = min(1.0, host.other_cpus / host.usable_cpus)

@@ -37,7 +37,7 @@ from gpudiag.read.loader_join import join_batches
 from gpudiag.timeline import CallSite, HostInfo, LoaderBatches, LoaderInfo, Ranges, StepLog, Timeline
 
 Record = dict[str, Any]
-BUSIER = 0.05  # of a step: as the least observer effect that is told
+BUSIER, CONTENDED = 0.05, 0.20  # of a step waited for a CPU: 5 % is the least observer effect that is told
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 FIRST_STEPS = 3  # not counted as plain: they hold start-up, lazy loading and the profiler's own start
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
@@ -131,16 +131,19 @@ class ProcessLog:
         return max(mine, key=lambda process: (len(_steps(process)), -mine.index(process)), default=None)
 
     @property
-    def busier_while_recording(self) -> bool:
-        """Whether the CPUs were more contended in the recorded steps than in the plain ones: then their lengths do not tell
-        what recording costs, since the threads that the training thread waits for were held up too."""
+    def too_busy_to_compare(self) -> bool:
+        """Whether the CPUs were more contended in the recorded steps than in the plain ones, or much contended in any: then
+        their lengths do not tell what recording costs, since the threads that the training thread waits for were held up too."""
         shares: tuple[list[float], list[float]] = [], []
         for process in self.processes:
             for position, record in enumerate(_steps(process)):
                 if "q" in record and not record.get("mixed") and (record.get("r") or position >= FIRST_STEPS):
                     shares[bool(record.get("r"))].append(record["q"] / max(1, record["e"] - record["s"]))
         plain, recorded = shares
-        return bool(plain and recorded) and float(np.mean(recorded)) - float(np.mean(plain)) > BUSIER
+        if not plain or not recorded:
+            return False
+        before, during = float(np.mean(plain)), float(np.mean(recorded))
+        return during - before > BUSIER or max(before, during) > CONTENDED
 
     def step_cost(self) -> tuple[int | None, int | None]:
         """Typical step (ns) outside and inside the recorded window, over the processes; None where there was none.
@@ -237,7 +240,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
     steps = [record for record in _steps(process) if not record.get("mixed")]
     plain, recorded = log.step_cost()
     slowdown = timeline.observer_slowdown
-    if slowdown is None and plain and recorded and not log.busier_while_recording:
+    if slowdown is None and plain and recorded and not log.too_busy_to_compare:
         slowdown = recorded / plain
     loaders, batches = _loaders(log, process)
     host = timeline.host
