@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 from gpudiag.bench.models import ModelSpec
 from gpudiag.bench.result import CpuRun, FlopCount, MeasuringRules, Mode, ModeResult, OnnxCheck, Roofline, SweepPoint
 from gpudiag.bench.roofline import Peaks
+from gpudiag.child import own_module
 from gpudiag.errors import GpudiagError
 
 
@@ -88,7 +88,7 @@ class Worker:
         if job.rules.omp_wait_policy:
             environment["OMP_WAIT_POLICY"] = job.rules.omp_wait_policy
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpudiag.bench.worker"],
+            own_module("gpudiag.bench.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

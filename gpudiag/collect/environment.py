@@ -58,8 +58,9 @@ _DEBUG_SWITCHES: dict[str, frozenset[str] | None] = {
 
 # Asked of the target interpreter. Reads torch/version.py instead of importing torch: 0.1 s instead of 1.3 to 5 s.
 _ASK = """
-import importlib.metadata as metadata, importlib.util, json, pathlib, platform, sys
+import sys
 sys.path[:] = [entry for entry in sys.path if entry]
+import importlib.metadata as metadata, importlib.util, json, pathlib, platform
 facts = {"python": platform.python_version(), "implementation": platform.python_implementation()}
 spec = importlib.util.find_spec("torch")
 if spec and spec.origin:

@@ -10,6 +10,7 @@ import click
 
 from gpudiag.bench.models import check_spec
 from gpudiag.bench.result import QUICK, MeasuringRules, read_result
+from gpudiag.child import own_module
 from gpudiag.commands._common import Outputs, example, load_diagnosis, no_color_option, progress, write_output
 from gpudiag.commands.bench import _numbers, _page, _require_torch
 from gpudiag.errors import GpudiagError
@@ -132,7 +133,7 @@ def _profile(command: tuple[str, ...], output: Path) -> Path:
     target = output / "diagnosis-of-review.json"
     output.mkdir(parents=True, exist_ok=True)
     arguments = ["profile", "--force", "-o", str(output / "profile"), "--json", str(target), *command]
-    done = subprocess.run([sys.executable, "-m", "gpudiag", *arguments], check=False, stdout=sys.stderr)
+    done = subprocess.run(own_module("gpudiag", *arguments), check=False, stdout=sys.stderr)
     if done.returncode:
         raise GpudiagError(
             f"{command[0]}: the profiled run ended with {done.returncode}",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gpudiag.child import own_module
 from gpudiag.errors import GpudiagError
 from gpudiag.read.one import Progress, read_file
 from gpudiag.timeline import Timeline
@@ -56,14 +57,8 @@ def _weight(path: Path) -> int:
 
 
 def _in_child(path: Path) -> Timeline | GpudiagError:
-    package = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "gpudiag.read.many", os.fspath(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": search},
-    )
+    command = own_module("gpudiag.read.many", os.fspath(path))
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         return GpudiagError(
