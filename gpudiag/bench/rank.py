@@ -15,6 +15,7 @@ from pathlib import Path
 from gpudiag.bench.gpu_table import GpuSpec, find_gpu, select_gpus
 from gpudiag.bench.result import BenchResult
 from gpudiag.errors import GpudiagError
+from gpudiag.units import format_percent
 
 ASSUMED_SHARE = 0.40  # of the dense peak; one number for all, so the order of estimated GPUs does not depend on it
 OLD_PRICE_DAYS = 90
@@ -95,7 +96,7 @@ def rank(
             gflops, basis = measured[spec.name], "measured"
         else:
             peak = peak_of(spec, dtype)
-            gflops, basis = (peak * share, f"estimated, {share:.0%} of the peak") if peak is not None else (None, "")
+            gflops, basis = (peak * share, "estimated") if peak is not None else (None, "")
         reasons = []
         if gflops is None:
             reasons.append(f"it has no {dtype} units" if dtype in spec.absent else f"its {dtype} peak is unknown")
@@ -140,7 +141,10 @@ def read_prices(path: Path, specs: Sequence[GpuSpec]) -> dict[str, Price]:
 
 
 def _one(name: str, specs: Sequence[GpuSpec], where: str) -> GpuSpec:
-    found = select_gpus(name.strip(), specs)
+    try:
+        found = select_gpus(name.strip(), specs)
+    except GpudiagError as error:
+        raise GpudiagError(f"{where}: {error.message}", error.hint) from error
     if len(found) > 1:
         raise GpudiagError(f"{where}: {name!r} may be {', '.join(spec.name for spec in found)}", "give the whole name")
     return found[0]
@@ -156,17 +160,23 @@ def _amount(text: str, where: str) -> float:
     return amount
 
 
-def notes(rows: Sequence[Ranked], today: date) -> list[str]:
-    """What to keep in mind: old prices, measured beside estimated."""
+def notes(rows: Sequence[Ranked], today: date, share: float = ASSUMED_SHARE) -> list[str]:
+    """What to keep in mind: what an estimate assumes, old prices, measured beside estimated."""
     found: list[str] = []
+    if any(row.index is not None and row.basis == "estimated" for row in rows):
+        found.append(f"Estimated: {format_percent(share)} of the data sheet's dense peak is assumed to be reached")
     old = [row for row in rows if row.price and row.price.dated and (today - row.price.dated).days > OLD_PRICE_DAYS]
     if old:
         oldest = min(row.price.dated for row in old if row.price and row.price.dated)
-        found.append(f"{len(old)} price(s) are older than {OLD_PRICE_DAYS} days, the oldest of {oldest.isoformat()}")
+        found.append(
+            f"{len(old)} of {sum(row.price is not None for row in rows)} prices are older than {OLD_PRICE_DAYS} days, the oldest of {oldest.isoformat()}"
+        )
     ranked = [row for row in rows if row.index is not None]
     bases = {row.basis == "measured" for row in ranked}
     if len(bases) == 2:
-        found.append("measured and estimated GFLOPS stand side by side: an estimate is not what your model will reach")
+        found.append("Measured and estimated GFLOPS stand side by side: an estimate is not what your model will reach")
     elif ranked and bases == {False}:
-        found.append("all GFLOPS are estimated from the data sheet; --bench FILE puts measured ones in their place")
+        found.append(
+            "Nothing here was measured, so the order is that of the data sheets; --bench FILE puts measured GFLOPS in their place"
+        )
     return found

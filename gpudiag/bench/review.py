@@ -9,6 +9,7 @@ import msgspec
 
 from gpudiag.bench.fit import RESERVE_GB, Fit, largest_batch, usable_bytes
 from gpudiag.bench.gpu_table import GpuSpec
+from gpudiag.bench.health import findings
 from gpudiag.bench.rank import ASSUMED_SHARE, Price, index_of, peak_of
 from gpudiag.bench.result import BenchResult, FlopCount, ModelResult
 from gpudiag.bench.tables import NOTHING, Table, rate, rounds_text
@@ -99,6 +100,7 @@ def what_limits_it(review: Review) -> Table:
     for roof in model.rooflines if model else ():
         share = format_percent(roof.peak_share) if roof.peak_share is not None else "an unknown share"
         rows.append((f"the model, {roof.dtype}", f"{roof.bound}-bound; {share} of the peak of {roof.device}"))
+    rows += [(f"health, {where}", f"{finding.title}: {finding.summary}") for where, finding in findings(review.bench)]
     return Table("What limits it", ("", ""), tuple(rows), d.verdict.headline)
 
 

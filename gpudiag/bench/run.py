@@ -19,6 +19,7 @@ from gpudiag.bench.machine import cpu_name, describe_machine
 from gpudiag.bench.measure import ALL_PARTS
 from gpudiag.bench.models import ModelSpec
 from gpudiag.bench.result import (
+    MODES,
     SCHEMA,
     BenchResult,
     CpuBaseline,
@@ -75,9 +76,18 @@ def bench(plan_: Plan, doing: Doing) -> BenchResult:
     if device == "cpu":
         state.not_measured["gpu"] = f"every GPU figure: {why_cpu}"
         state.not_measured["power"] = "mean power, temperature, energy per image: no GPU was measured"
-        state.not_measured["speed-up"] = "GPU over CPU: no GPU was measured"
+        state.not_measured["speed-up"] = (
+            "over one CPU core and over all cores: no GPU was measured, so there is neither"
+        )
     elif why_no_gpu:
         state.not_measured["power"] = f"mean power, temperature, energy per image: {why_no_gpu}"
+    absent = [mode for mode in MODES if mode not in plan_.modes]
+    if absent:
+        state.not_measured["modes"] = f"{', '.join(absent)}: not asked for (--modes)"
+    if not plan_.sweep:
+        state.not_measured["batch sweep"] = "not asked for (--sweep training or inference)"
+    if not plan_.cpu:
+        state.not_measured["CPU baseline"] = "switched off (--no-cpu-baseline), and with it the speed-ups"
     threads = plan_.rules.threads or usable_threads()
     peaks = _peaks(plan_, device, threads, machine.gpus, doing, state)
     models = tuple(_model(plan_, spec, device, threads, peaks, doing, state) for spec in plan_.models)

@@ -61,9 +61,9 @@ def rules_text(result: BenchResult) -> str:
     """The measuring rules in one sentence."""
     r = result.rules
     return (
-        f"{r.rounds} rounds with {r.pause_s:g} s between, {r.warm_up} warm-up iterations before each; training: batch {r.batch}, "
-        f"{r.train_iterations} iterations, {r.optimizer}, data {r.data}; latency: batch 1, {r.latency_iterations} iterations; "
-        f"inference: {r.inference_iterations} iterations; median of the rounds, unstable above {format_percent(r.unstable_over)} spread; "
+        f"{r.rounds} rounds with {r.pause_s:g} s between, warm-up before each: {r.warm_up}; iterations a round: {r.train_iterations} of "
+        f"training (batch {r.batch}, {r.optimizer}, data {r.data}), {r.latency_iterations} for latency (batch 1), {r.inference_iterations} of "
+        f"inference (batch {', '.join(map(str, r.inference_batches))}); median of the rounds, unstable above {format_percent(r.unstable_over)} spread; "
         f"seed {r.seed}"
     )
 
@@ -124,6 +124,8 @@ def _modes(result: BenchResult) -> Table:
         run.latency.samples for m in result.models for run in m.runs if run.latency and not run.latency.p99.enough
     }
     note = f"{UNSTABLE} unstable. "
+    if any(run.training_memory and run.training_memory.resident for m in result.models for run in m.runs):
+        note += "RSS: the whole process, Python and torch included. "
     if samples:
         needed = next(r.latency.p99.samples_needed for m in result.models for r in m.runs if r.latency)
         note += f"~ too few samples for a p99 ({min(samples)}; {needed} needed). "

@@ -134,7 +134,9 @@ def bench(ctx: click.Context, /, **options: object) -> None:
     if options["json_"] != "-":
         from gpudiag.bench.terminal import render
 
-        hints = [f"gpudiag bench check {saved}", f"gpudiag bench compare {saved} OTHER.json"]
+        hints = [f"gpudiag bench check {saved}"]
+        if not result.quick:  # a comparison refuses a quick one
+            hints.append(f"gpudiag bench compare {saved} OTHER.json")
         click.echo(render(result, *_page(), hints), nl=False)
     if options["save"]:
         _keep(result, saved, options["db"])
@@ -336,8 +338,9 @@ def _names(files: tuple[Path, ...]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [str(file) for file in files]
 
 
-def _page() -> tuple[int, bool, bool]:
-    """(width, colour, ASCII only) of stdout: as wide as the terminal up to 120, 100 in a pipe (the tables have seven columns)."""
-    width = max(60, min(shutil.get_terminal_size().columns, 120)) if sys.stdout.isatty() else 100
+def _page(in_a_pipe: int = 100) -> tuple[int, bool, bool]:
+    """(width, colour, ASCII only) of stdout: as wide as the terminal up to 120; in a pipe 100, since a result's tables have seven
+    columns."""
+    width = max(60, min(shutil.get_terminal_size().columns, 120)) if sys.stdout.isatty() else in_a_pipe
     encoding = (sys.stdout.encoding or "ascii").lower()
     return width, wants_colour(sys.stdout), not encoding.startswith("utf")

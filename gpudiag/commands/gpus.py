@@ -14,6 +14,7 @@ from gpudiag.bench.tables import NOTHING, Table
 from gpudiag.commands._common import example, no_color_option, progress, write_output
 from gpudiag.commands.bench import _numbers, _page, _require_torch
 from gpudiag.errors import GpudiagError
+from gpudiag.units import format_percent
 
 table_option = click.option(
     "--table", metavar="FILE", type=click.Path(path_type=Path), help="More GPUs, a CSV file of the same columns."
@@ -163,11 +164,15 @@ def rank_gpus(
         )
         for number, row in enumerate(ranked, 1)
     )
-    note = "index = GFLOPS x use / (price x (1 + TDP/1000 x electricity price)). " + ". ".join(
-        ranking.notes(rows, datetime.now(UTC).date())
+    note = "Index = GFLOPS x use / (price x (1 + TDP/1000 x electricity price)). " + ". ".join(
+        ranking.notes(rows, datetime.now(UTC).date(), share or ranking.ASSUMED_SHARE)
     )
     columns = ("GPU", "index", f"{dtype} GFLOPS", "from", "price", "price of", "TDP W")
-    tables = [Table(f"By index: use {use:.0%}, electricity {electricity:g} a kWh", columns, body, note)] if body else []
+    tables = (
+        [Table(f"By index: use {format_percent(use)}, electricity {electricity:g} a kWh", columns, body, note)]
+        if body
+        else []
+    )
     listed = [row for row in rest if names or row.price is not None]
     why = tuple((row.gpu.name, row.reason) for row in listed)
     if len(rest) > len(listed):
@@ -309,4 +314,4 @@ def _write_json(target: str, value: object) -> None:
 def _show(tables: Sequence[Table]) -> None:
     from gpudiag.bench.terminal import render_tables
 
-    click.echo(render_tables(tables, *_page()), nl=False)
+    click.echo(render_tables(tables, *_page(80)), nl=False)
