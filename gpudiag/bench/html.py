@@ -105,20 +105,25 @@ def render_tables(title: str, headline_: str, tables: Sequence[Table]) -> str:
     )
 
 
-def _bars(title: str, values: Sequence[tuple[str, float]], unit: str) -> dict[str, object]:
-    longest = max((value for _, value in values), default=0.0) or 1.0
+def _bars(title: str, values: Sequence[tuple[str, float, str]], unit: str) -> dict[str, object]:
+    """values: (label, value, what must be said beside it or "")."""
+    longest = max((value for _, value, _ in values), default=0.0) or 1.0
     return {
         "title": title,
         "bars": [
-            {"label": label, "width": round(BAR * value / longest, 1), "text": f"{rate(value)} {unit}"}
-            for label, value in values
+            {"label": label, "width": round(BAR * value / longest, 1), "text": f"{rate(value)} {unit}{note}"}
+            for label, value, note in values
         ],
     }
 
 
 def throughput_bars(result: BenchResult) -> list[dict[str, object]]:
     values = [
-        (f"{model.model}, {run.mode}", run.training.images_per_s.median)
+        (
+            f"{model.model}, {run.mode}",
+            run.training.images_per_s.median,
+            "" if run.training.images_per_s.stable else ", unstable",
+        )
         for model in result.models
         for run in model.runs
         if run.training
@@ -131,7 +136,7 @@ def comparison_bars(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str,
     groups = []
     for row in rows:
         if row.unit == "images/s":
-            values = [(name, value) for name, value in zip(names, row.values, strict=True) if value is not None]
+            values = [(name, value, "") for name, value in zip(names, row.values, strict=True) if value is not None]
             groups.append(_bars(f"{row.model}, {row.quantity}", values, row.unit))
     return groups
 

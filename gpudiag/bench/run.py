@@ -91,8 +91,6 @@ def bench(plan_: Plan, doing: Doing) -> BenchResult:
     threads = plan_.rules.threads or usable_threads()
     peaks = _peaks(plan_, device, threads, machine.gpus, doing, state)
     models = tuple(_model(plan_, spec, device, threads, peaks, doing, state) for spec in plan_.models)
-    if plan_.quick:
-        state.warnings.append("quick: small counts, not for comparison")
     return BenchResult(
         schema=SCHEMA,
         gpudiag=__version__,

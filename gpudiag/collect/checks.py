@@ -258,7 +258,8 @@ def _background(facts: Mapping[str, Any]) -> Check:
     if not found:
         return Check(name, "unknown", "no /proc/stat to read", "how busy the machine is", "")
     if findings:
-        return Check(name, "limited", found, findings[0].title + ": " + findings[0].why, findings[0].fixes[0].change)
+        lost = f"times that are one program's alone. {findings[0].why}"
+        return Check(name, "limited", found, lost, findings[0].fixes[0].change)
     return Check(name, "ok", found)
 
 
