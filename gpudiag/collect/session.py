@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpudiag import __version__
 from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, write_manifest
 from gpudiag.collect import launch, torch_profiler
@@ -27,6 +29,7 @@ from gpudiag.collect.watching import Watch
 from gpudiag.errors import GpudiagError
 
 FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 20 small steps and the log
+FULL_BYTES = 1 << 20  # less than that is left: what the processes wrote is cut off, and no reason for anything
 CAPTURE_FOLDER = re.compile(r"(torch|nsys)(-\d+)?")
 Tell = Callable[[str], None]
 Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives what shows a text until it is left
@@ -123,7 +126,7 @@ def record(
         code = 0 if outcome.stopped_by_us else outcome.exit_code
         ending = tuple(_ending(outcome))
         manifest = _with(manifest, capture, code, ending)
-        _keep(plan, manifest, tell)
+        _keep(plan, manifest, None if capture.failed else tell)
         for note in capture.notes:
             tell(note)
         if capture.failed:
@@ -141,11 +144,13 @@ def record(
     return Ran(code, manifest, plan.bundle)
 
 
-def _keep(plan: Plan, manifest: Manifest, tell: Tell) -> None:
+def _keep(plan: Plan, manifest: Manifest, tell: Tell | None) -> None:
+    """tell: of a disk that is full, unless that has been told."""
     try:
         write_manifest(plan.bundle, manifest)
     except OSError as error:
-        tell(f"{plan.bundle / MANIFEST}: cannot be written ({error.strerror}); the script is not affected")
+        if tell is not None:
+            tell(f"{plan.bundle / MANIFEST}: cannot be written ({error.strerror}); the script is not affected")
 
 
 def _ending(outcome: launch.Outcome) -> Iterator[str]:
@@ -162,8 +167,6 @@ def _ending(outcome: launch.Outcome) -> Iterator[str]:
 
 
 def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str, ...]) -> Manifest:
-    import msgspec
-
     return msgspec.structs.replace(
         manifest, captures=(*manifest.captures, capture), exit_code=code, warnings=(*manifest.warnings, *notes)
     )
@@ -208,6 +211,9 @@ def _pass(
         except OSError as error:
             failed = f"the recording could not be kept: {error.strerror}"
             capture = CaptureInfo(each.name, each.kind, {}, wall_s=round(outcome.wall_s, 3), failed=failed)
+        if capture.failed and shutil.disk_usage(plan.bundle).free < FULL_BYTES:
+            full = "the disk ran full while the script ran; it is not affected, the recording is lost"
+            capture = msgspec.structs.replace(capture, failed=full, notes=())
     return capture, outcome
 
 
@@ -361,8 +367,6 @@ def _start_nsys(
 
 
 def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
-    import msgspec
-
     from gpudiag.collect import nsys
     from gpudiag.read.nsys_report import find_nsys
 

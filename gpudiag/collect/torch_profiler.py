@@ -82,7 +82,7 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch", warmup: int | No
     for leftover in (
         *folder.glob("recording.*"),
         *folder.glob("captured.*"),
-        *folder.glob("*.part"),
+        *folder.glob("*.part*"),  # Kineto writes to .part.tmp
         folder / "finish",
     ):
         leftover.unlink(missing_ok=True)
