@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cases import further, kernels, loading, machine, recordings, transfers
+from cases import busy, further, kernels, loading, machine, recordings, transfers
 from cases.case import Case
 
 ALL: tuple[Case, ...] = loading.CASES + transfers.CASES + kernels.CASES + machine.CASES + recordings.CASES
-FURTHER: tuple[Case, ...] = further.CASES  # not of CASES.jsonl
+FURTHER: tuple[Case, ...] = further.CASES + busy.CASES  # not of CASES.jsonl
 
 # Why the others cannot be said as a timeline, and what holds them instead.
 NOT_EXPRESSED: dict[str, str] = {
