@@ -230,6 +230,11 @@ def test_a_wait_for_a_cpu_is_no_cost_of_the_recorder(tmp_path: Path) -> None:
     contended = read_process_log([records(tmp_path / "a", *plain, *busy)])
     assert contended.step_cost() == (100, 120)
     assert attach(cpu_run([1]).timeline(), contended).observer_slowdown is None, "its helpers were held up as well"
+    throughout = [
+        step(number, 1000, 400 if number < 10 else 380, **({"r": 1} if number > 9 else {})) for number in range(20)
+    ]
+    held_up = read_process_log([records(tmp_path / "c", *throughout)])
+    assert attach(cpu_run([1]).timeline(), held_up).observer_slowdown is None, "much contention, before and after alike"
     alone = read_process_log([records(tmp_path / "b", *plain, *quiet)])
     assert attach(cpu_run([1]).timeline(), alone).observer_slowdown == pytest.approx(1.21)
 
