@@ -19,7 +19,8 @@ import msgspec
 
 from gpudiag.diagnosis import SCHEMA, Diagnosis, Severity, from_json, to_json
 from gpudiag.errors import GpudiagError
-from gpudiag.report.facts import effects_of, headline, shell_word
+from gpudiag.report.facts import headline, shell_word
+from gpudiag.report.method import effects_of
 from gpudiag.report.text import clean
 
 Progress = Callable[[str], None]

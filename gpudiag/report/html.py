@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpudiag.diagnosis import SEVERITY_ORDER, AccountInfo, Diagnosis, Finding, Severity
-from gpudiag.report import facts
+from gpudiag.report import facts, method
 from gpudiag.report.html_tables import environment_rows, kernel_rows, metric_rows, missing_groups, run_tables
 from gpudiag.report.palette import ALL_STYLES, part_style
 from gpudiag.report.picture import Picture, in_page_order, pictures, script_data
@@ -211,18 +211,18 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
     | blind."""
     path: list[dict[str, Any]] = []
     state: str
-    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
+    for number, step in enumerate(method.shown_steps(diagnosis), 1):
         mine = [finding for finding in findings if finding["step"] == step]
-        standing = facts.findings_of(diagnosis, step)
+        standing = method.findings_of(diagnosis, step)
         if standing:
             worst = min((f.severity for f in standing), key=SEVERITY_ORDER.index)
             state, glyph = worst, SEVERITY_GLYPHS[worst]
         elif mine:
             state, glyph = "elsewhere", "↳"
         else:
-            clear = facts.clear_count(diagnosis, step) > 0
-            state, glyph = ("clear", "✓") if clear else ("blind", "?" if facts.not_judged_of(diagnosis, step) else "–")
-        says = facts.step_status(diagnosis, step)
+            clear = method.clear_count(diagnosis, step) > 0
+            state, glyph = ("clear", "✓") if clear else ("blind", "?" if method.not_judged_of(diagnosis, step) else "–")
+        says = method.step_status(diagnosis, step)
         path.append(
             {
                 "id": step,
@@ -272,7 +272,7 @@ def _finding(diagnosis: Diagnosis, number: int, finding: Finding, shown: list[Pi
         "where": clean(finding.where, 200),
         "caused_by": clean(finding.caused_by, 80),
         "cause": causes.get(finding.caused_by),
-        "relation": facts.relation_sentence(finding, "\0").split("\0") if finding.caused_by else None,
+        "relation": method.relation_sentence(finding, "\0").split("\0") if finding.caused_by else None,
         "bound": format_ns(finding.bound_ns) if finding.bound_ns else "",
         "per": _per(diagnosis, finding),
         "share": format_percent(finding.share),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from gpudiag.diagnosis import SEVERITY_ORDER, Diagnosis, Finding, Severity
-from gpudiag.report import facts
+from gpudiag.report import facts, method
 from gpudiag.report.text import clean, clean_code
 
 
@@ -52,7 +52,7 @@ def render(diagnosis: Diagnosis, fail_on: Severity = "warning") -> str:
 def _told(diagnosis: Diagnosis, finding: Finding) -> str:
     lines = [facts.bound_line(diagnosis, finding), finding.summary]
     if finding.caused_by:
-        lines.append(facts.relation_sentence(finding, finding.caused_by))
+        lines.append(method.relation_sentence(finding, finding.caused_by))
     lines += [f"{item.label}: {item.value}" for item in finding.evidence]
     text = [clean(line) for line in lines if line]
     for fix in finding.fixes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from gpudiag.diagnosis import STEP_ORDER, Diagnosis, Finding
-from gpudiag.report import facts
+from gpudiag.report import facts, method
 from gpudiag.report.text import apportion, clean, clean_code, short_kernel
 from gpudiag.units import counted, format_ns, format_percent
 
@@ -40,11 +40,11 @@ def render(diagnosis: Diagnosis) -> str:
     ]
     lines += _account(diagnosis)
     lines += ["| Step | Result |", "|---|---|"]
-    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
+    for number, step in enumerate(method.shown_steps(diagnosis), 1):
         title = facts.STEP_TITLES[step] if step == "environment" else f"{number} {facts.STEP_TITLES[step]}"
-        lines.append(f"| {title} | {escape(facts.step_status(diagnosis, step))} |")
+        lines.append(f"| {title} | {escape(method.step_status(diagnosis, step))} |")
     lines.append("")
-    roots = [f for step in STEP_ORDER for f in facts.findings_of(diagnosis, step)]
+    roots = [f for step in STEP_ORDER for f in method.findings_of(diagnosis, step)]
     for finding in [f for f in diagnosis.findings if f in roots]:
         lines += _finding(diagnosis, finding)
     lines += _kernels(diagnosis)
@@ -105,7 +105,7 @@ def _finding(diagnosis: Diagnosis, finding: Finding) -> list[str]:
         body += [f"**Only if:** {escape(fix.only_if)}  "] if fix.only_if else []
         body += [f"**Proof:** {escape(fix.proof)}"] if fix.proof else []
         body += ["", *_block(fix.code)] if fix.code.strip() else []
-    for word, under, note in facts.relations(diagnosis, finding):
+    for word, under, note in method.relations(diagnosis, finding):
         listed = "; ".join(f"{escape(one.title)} ({code(one.rule)})" for one in under)
         body += ["", f"{word.capitalize()}: {listed}" + (f" ({note})" if note else "")]
     if finding.wrong_when:

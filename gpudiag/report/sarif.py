@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpudiag.diagnosis import Diagnosis, Finding
-from gpudiag.report import facts
+from gpudiag.report import facts, method
 from gpudiag.report.text import clean, clean_code
 
 SCHEMA_URI = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -80,7 +80,7 @@ def _result(diagnosis: Diagnosis, finding: Finding, index: int, root: Path | Non
     place = _PLACE.match(finding.where)
     sentences = [finding.title, facts.bound_line(diagnosis, finding), finding.summary]
     if finding.caused_by:
-        sentences.append(facts.relation_sentence(finding, finding.caused_by))
+        sentences.append(method.relation_sentence(finding, finding.caused_by))
     text = [" ".join(_sentence(sentence) for sentence in sentences if sentence)]
     for fix in finding.fixes:
         text.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
-from gpudiag.report import facts
+from gpudiag.report import facts, method
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, MOST_LINES, YELLOW, Page
 from gpudiag.report.text import apportion, clean, clean_code, columns, cut_start, short_kernel
 from gpudiag.units import counted, format_ns, format_percent
@@ -163,15 +163,15 @@ def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
 
 
 def _steps(page: Page, diagnosis: Diagnosis) -> None:
-    own = {step: facts.findings_of(diagnosis, step) for step in STEP_ORDER}
+    own = {step: method.findings_of(diagnosis, step) for step in STEP_ORDER}
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
     after_finding = True
-    for number, step in enumerate(facts.shown_steps(diagnosis), 1):
+    for number, step in enumerate(method.shown_steps(diagnosis), 1):
         if own[step] or after_finding:
             page.add()
         after_finding = bool(own[step])
         title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
-        page.heading(title, facts.step_status(diagnosis, step), _status_style(diagnosis, step, own[step]))
+        page.heading(title, method.step_status(diagnosis, step), _status_style(diagnosis, step, own[step]))
         for finding in own[step]:
             _finding(page, diagnosis, finding, serious.index(finding) if finding in serious else None)
 
@@ -181,7 +181,7 @@ def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Findi
         return _SEVERITY_STYLE[min((f.severity for f in findings), key=SEVERITY_ORDER.index)]
     if any(f.step == step for f in diagnosis.findings):
         return ""
-    return GREEN if facts.clear_count(diagnosis, step) else YELLOW
+    return GREEN if method.clear_count(diagnosis, step) else YELLOW
 
 
 def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | None) -> None:
@@ -216,7 +216,7 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | No
 
 def _relations(page: Page, diagnosis: Diagnosis, finding: Finding) -> None:
     """What this finding explains, and what is not worth a look before it is dealt with."""
-    for word, under, note in facts.relations(diagnosis, finding):
+    for word, under, note in method.relations(diagnosis, finding):
         said = f"{under[0].title} ({under[0].rule})" if len(under) == 1 else ", ".join(e.rule for e in under)
         page.prose(said + (f": {note}" if note else ""), 4, f"{word:<9}", lead_style=DIM, lines=3)
 
