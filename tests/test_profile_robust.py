@@ -178,10 +178,17 @@ def test_every_run_gets_the_same_stdin(tmp_path: Path, from_file: bool) -> None:
     command = [*PROFILE, "--with", "torch", "--rounds", "2", "-o", "b", "--", "sh", "-c", "head -c 12; echo; wc -c"]
     with (tmp_path / "in").open("rb") as file:
         os.lseek(file.fileno(), 7, os.SEEK_SET)
-        more = {"stdin": file} if from_file else {"input": data}
-        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, timeout=60, **more)  # type: ignore[call-overload]
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            stdin=file if from_file else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, _ = process.communicate(None if from_file else data, timeout=60)
     first, count = b"line\nline\nli\n", b"%d\n" % (len(data) - 12)
-    assert done.stdout == (first + count) * 2
+    assert out == (first + count) * 2
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["manifest.json", "torch-1", "torch-2"]
 
 
