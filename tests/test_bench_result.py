@@ -318,3 +318,26 @@ def test_machines_with_different_drivers_are_a_finding_of_the_comparison() -> No
     assert findings_of_several([result(), result()]) == []
     unknown = result(machine=msgspec.structs.replace(result().machine, driver=""))
     assert findings_of_several([result(), unknown]) == []
+
+
+def test_a_sweep_whose_rates_are_far_apart_does_not_claim_its_knee() -> None:
+    (model,) = result().models
+    (sweep,) = model.sweeps
+    points = tuple(msgspec.structs.replace(p, spread=0.3) if p.batch == 8 else p for p in sweep.points)
+    loose = (msgspec.structs.replace(sweep, points=points),)
+    made = result(models=(msgspec.structs.replace(model, sweeps=loose),))
+    said = " ".join(terminal.render(made, 120, False, False).split())
+    assert "the spread of 1 of 5 batches is over 10 %, so knee and odd sizes are uncertain" in said
+    assert "knee at batch 8, uncertain" in html.render(made)
+    assert "uncertain" not in terminal.render(result(), 120, False, False) + html.render(result())
+
+
+def test_an_unstable_rate_is_marked_in_the_chart_too() -> None:
+    assert "images/s, unstable" in html.render(with_rates(result(), 400, 300, 410))
+    assert "images/s, unstable" not in html.render(result())
+
+
+def test_a_slow_link_is_told_on_the_terminal() -> None:
+    assert "the link" not in terminal.render(result(), 120, False, False)
+    said = " ".join(terminal.render(with_power(pcie_share=0.5), 120, False, False).split())
+    assert "The PCIe link runs below what GPU and slot can do" in said

@@ -102,3 +102,12 @@ def test_a_script_or_a_diagnosis_is_needed_and_not_both(tmp_path: Path) -> None:
     assert CliRunner().invoke(review, ["--model", "resnet50"]).exit_code == 2
     both = CliRunner().invoke(review, ["--model", "resnet50", "--diagnosis", str(tmp_path), "train.py"])
     assert both.exit_code == 2
+
+
+def test_what_ails_the_machine_is_in_the_document() -> None:
+    (model,) = result().models
+    power = msgspec.structs.replace(model.runs[0].power, pcie_share=0.5)  # type: ignore[type-var]
+    runs = (msgspec.structs.replace(model.runs[0], power=power),)
+    slow = result(models=(msgspec.structs.replace(model, runs=runs),))
+    rows = [row for table in tables_of(made(healthy(), bench=slow), SPECS) for row in table.rows]
+    assert any(row[0] == "health, resnet50, eager" and "PCIe" in row[1] for row in rows)

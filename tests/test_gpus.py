@@ -207,3 +207,19 @@ def test_fit_of_an_unknown_gpu_is_an_error() -> None:
     pytest.importorskip("torchvision")
     result = CliRunner().invoke(gpus, ["fit", "--model", "resnet50", "--gpu", "RTX 9090"])
     assert isinstance(result.exception, GpudiagError)
+
+
+def test_the_ranking_fits_80_columns_and_says_what_an_estimate_assumes(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("name,price,date,source\nRTX 4090,1600,2026-10-01,shop\nH100 PCIe,25000,2025-01-01,shop\n")
+    done = CliRunner().invoke(gpus, ["rank", "--prices", str(prices), "--price", "L4=2500", "--electricity", "0.3"])
+    assert done.exit_code == 0, done.output
+    assert max(len(line) for line in done.output.splitlines()) <= 80
+    assert "40 % of the data sheet's dense peak is assumed" in " ".join(done.output.split())
+
+
+def test_a_gpu_that_is_not_in_the_table_is_named_with_its_row(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("name,price,date,source\nL4,2500,2026-10-01,shop\nNope 3000,1,2026-10-01,shop\n")
+    with pytest.raises(GpudiagError, match=r"row 3: 'Nope 3000' is not in the GPU table"):
+        read_prices(prices, SPECS)

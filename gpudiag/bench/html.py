@@ -10,7 +10,16 @@ from gpudiag.bench.check import checklist
 from gpudiag.bench.compare import Row
 from gpudiag.bench.health import findings
 from gpudiag.bench.result import BenchResult
-from gpudiag.bench.tables import Table, headline, loss_lines, rate, rules_text, tables_of, unstable_lines
+from gpudiag.bench.tables import (
+    Table,
+    headline,
+    loss_lines,
+    rate,
+    rules_text,
+    tables_of,
+    unstable_batches,
+    unstable_lines,
+)
 from gpudiag.bench.terminal import reasons_of
 from gpudiag.diagnosis import Finding
 from gpudiag.report.text import clean
@@ -155,6 +164,7 @@ def sweep_charts(result: BenchResult) -> list[dict[str, object]]:
             if len(points) < 2:
                 continue
             most = max(value for _, value, _ in points)
+            uncertain = ", uncertain" if unstable_batches(sweep, result.rules.unstable_over) else ""
             last = math.log2(max(2, points[-1][0]))
             placed = [
                 {
@@ -175,7 +185,7 @@ def sweep_charts(result: BenchResult) -> list[dict[str, object]]:
                     "height": height,
                     "line": line,
                     "points": placed,
-                    "note": f"knee at batch {sweep.knee}" if sweep.knee else "",
+                    "note": f"knee at batch {sweep.knee}{uncertain}" if sweep.knee else "",
                 }
             )
     return charts

@@ -14,6 +14,7 @@ from gpudiag.bench.result import (
     ModeResult,
     Percentile,
     Rounds,
+    Sweep,
     measured_gpu,
     rounds_of,
 )
@@ -324,13 +325,18 @@ def _sweeps(result: BenchResult) -> list[Table]:
     made = []
     for model in result.models:
         for sweep in model.sweeps:
+            loose = unstable_batches(sweep, result.rules.unstable_over)
+
+            def mark(batch: int | None, loose: frozenset[int] = loose) -> str:
+                return f" {UNSTABLE}" if batch in loose else ""
+
             rows = [
                 (
                     f"{p.batch}" + (" (odd)" if p.odd_of else ""),
                     "out of memory" if p.out_of_memory else rate(p.images_per_s or 0.0),
-                    format_percent(p.spread) if p.spread is not None else NOTHING,
+                    f"{format_percent(p.spread)}{mark(p.batch)}" if p.spread is not None else NOTHING,
                     format_bytes(p.memory_bytes) if p.memory_bytes is not None else NOTHING,
-                    f"{sweep.odd_penalties[str(p.batch)]:.2f}x of batch {p.odd_of}"
+                    f"{sweep.odd_penalties[str(p.batch)]:.2f}x of batch {p.odd_of}{mark(p.batch) or mark(p.odd_of)}"
                     if str(p.batch) in sweep.odd_penalties
                     else "",
                 )
@@ -341,6 +347,9 @@ def _sweeps(result: BenchResult) -> list[Table]:
                 if sweep.knee
                 else ""
             )
+            if loose:
+                limit = format_percent(result.rules.unstable_over)
+                knee += f" {UNSTABLE} unstable: the spread of {len(loose)} of {len(rows)} batches is over {limit}, so knee and odd sizes are uncertain."
             made.append(
                 Table(
                     f"{model.model}: batch sweep, {sweep.what}, {sweep.mode} on {sweep.device}",
@@ -350,6 +359,10 @@ def _sweeps(result: BenchResult) -> list[Table]:
                 )
             )
     return made
+
+
+def unstable_batches(sweep: Sweep, limit: float) -> frozenset[int]:
+    return frozenset(p.batch for p in sweep.points if p.spread is not None and p.spread > limit)
 
 
 def unstable_lines(result: BenchResult) -> list[str]:
