@@ -46,8 +46,8 @@ def samples_of(
     moments = np.array([row["t"] for row in rows], np.int64) - time_base_ns
     columns: dict[str, Any] = {f: np.array([row.get(f, np.nan) for row in rows], np.float32) for f in _FLOATS}
     columns |= {field: np.array([row.get(field, -1) for row in rows], kind) for field, kind in _COUNTS}
-    devices = np.array([row["device"] for row in rows], np.int32)
-    return Samples(start=moments, end=moments, device=devices, **columns)
+    device = np.array([row["device"] for row in rows], np.int32)
+    return Samples(start=moments, end=moments, device=device, **columns)
 
 
 def read_nvml_devices(path: Path) -> dict[int, DeviceInfo]:
