@@ -32,7 +32,8 @@ class Log:
         if self.closed or self._pid != os.getpid():
             return
         line = json.dumps(record, separators=(",", ":"))
-        if "\\ud" in line:  # perhaps a lone surrogate, of a file name that is not UTF-8: strict readers refuse the whole line
+        # perhaps a lone surrogate, of a file name that is not UTF-8: strict readers refuse the whole line
+        if "\\ud" in line:
             line = json.dumps(_spelled(record), separators=(",", ":"))
         self._lines.append(line)
         now = time.monotonic_ns()
