@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from gpudiag.bench.result import BenchResult, measured_gpu, unstable_parts
+from gpudiag.units import format_percent
 
 Outcome = Literal["ok", "missing", "warn"]
 
@@ -79,7 +80,7 @@ def _link(r: BenchResult) -> Item:
     seen = [run.power.pcie_share for m in r.models for run in m.runs if run.power and run.power.pcie_share is not None]
     if not seen:
         return Item("PCIe and NVLink", "warn", f"{text} at the start; not sampled under load")
-    text += f" at the start; {max(seen):.0%} of the link's most under load"
+    text += f" at the start; {format_percent(max(seen))} of the link's most under load"
     if max(seen) < 0.99 or (gpu.nvlinks_active and gpu.nvlinks_active < (gpu.nvlinks or 0)):
         return Item("PCIe and NVLink", "warn", f"{text}: less than the hardware can do")
     return Item("PCIe and NVLink", "ok", text)
@@ -164,7 +165,7 @@ def _load(r: BenchResult) -> Item:
         return Item(
             "background load",
             "warn",
-            f"{text}; other processes used up to {max(others):.0%} of the CPU; threads that spin while they wait suffer most (--omp-wait-policy passive)",
+            f"{text}; other processes used up to {format_percent(max(others))} of the CPU; threads that spin while they wait suffer most (--omp-wait-policy passive)",
         )
     return Item("background load", "ok", text)
 
@@ -174,7 +175,7 @@ def _stability(r: BenchResult) -> Item:
     if unstable:
         more = f" and {len(unstable) - 3} more" if len(unstable) > 3 else ""
         return Item("stability", "missing", f"{len(unstable)} unstable number(s): {'; '.join(unstable[:3])}{more}")
-    return Item("stability", "ok", f"every spread within {r.rules.unstable_over:.0%}")
+    return Item("stability", "ok", f"every spread within {format_percent(r.rules.unstable_over)}")
 
 
 def _start(r: BenchResult) -> Item:

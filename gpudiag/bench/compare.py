@@ -130,7 +130,7 @@ def as_table(rows: Sequence[Row], names: Sequence[str], against: Sequence[str], 
             cells.append(_cell(row.unit, value) + ratio)
         body.append((row.model, row.quantity, *cells))
     note = f"In brackets: how many times better than {names[0]}."
-    note += "".join(f" {text}." for text in differing)
+    note += "".join(f" {text[0].upper()}{text[1:]}." for text in differing)
     if against:
         note += " NOT a fair comparison: " + "; ".join(against) + "."
     return Table("Benchmarks side by side", ("model", "quantity", *names), tuple(body), note)

@@ -167,7 +167,7 @@ def which_gpu(review: Review, specs: Sequence[GpuSpec]) -> Table:
         f"Enough for training at batch {review.batch}{need}: {len(enough)} of {len(specs)} GPUs, those with a price and then "
         "the smallest memory first. Peak there: "
         f"{format_bytes(training.peak_at(review.batch))} and {RESERVE_GB:g} GB reserve. Rates are estimates at "
-        f"{ASSUMED_SHARE:.0%} of the dense peak or of the bandwidth, whichever is slower, without loading; index needs prices."
+        f"{format_percent(ASSUMED_SHARE)} of the dense peak or of the bandwidth, whichever is slower, without loading; index needs prices."
     )
     if not rows:
         rows = [("none of the table", "", "", "", "")]

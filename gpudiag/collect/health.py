@@ -20,6 +20,7 @@ from gpudiag.metrics.make import value
 from gpudiag.metrics.spec import BY_NAME
 from gpudiag.read.nvml_samples import samples_of
 from gpudiag.rules import load_rules
+from gpudiag.units import format_percent
 
 READINGS, PAUSE_S = 6, 0.1
 OF_A_GPU = ("thermal_throttled", "power_capped", "clocks_locked", "pcie_degraded", "nvlinks_down")
@@ -83,7 +84,7 @@ def _health(info: dict[str, Any], rows: list[dict[str, Any]], samples: Any) -> G
 def _words(info: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str]:
     last = rows[-1]
     if "gpu_util" in last:
-        yield f"used {np.mean([row.get('gpu_util', 0.0) for row in rows]):.0%} of the time"
+        yield f"used {format_percent(float(np.mean([row.get('gpu_util', 0.0) for row in rows])))} of the time"
     if "temperature_c" in last:
         yield f"{last['temperature_c']} C"
     if "power_w" in last and "power_limit_w" in info:
