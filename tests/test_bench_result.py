@@ -341,3 +341,12 @@ def test_a_slow_link_is_told_on_the_terminal() -> None:
     assert "the link" not in terminal.render(result(), 120, False, False)
     said = " ".join(terminal.render(with_power(pcie_share=0.5), 120, False, False).split())
     assert "The PCIe link runs below what GPU and slot can do" in said
+
+
+def test_a_latency_that_moves_between_rounds_is_marked_where_it_stands() -> None:
+    (model,) = result().models
+    latency = msgspec.structs.replace(model.runs[0].latency, p50_rounds=rounds(5e6, 9e6, 5e6, unit="ns"))  # type: ignore[type-var]
+    runs = (msgspec.structs.replace(model.runs[0], latency=latency),)
+    made = result(models=(msgspec.structs.replace(model, runs=runs),))
+    assert "5.05 ms !" in terminal.render(made, 120, False, False)
+    assert "5.05 ms !" not in terminal.render(result(), 120, False, False)

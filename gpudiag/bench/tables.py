@@ -9,6 +9,7 @@ from gpudiag.bench.result import (
     BenchResult,
     CpuRun,
     InferenceThroughput,
+    Latency,
     Memory,
     ModelResult,
     ModeResult,
@@ -114,7 +115,7 @@ def _modes(result: BenchResult) -> Table:
                     model.model,
                     f"{run.mode} {run.dtype}",
                     rounds_text(run.training.images_per_s) if run.training else _why(run, "training"),
-                    percentile_text(run.latency.p50) if run.latency else _why(run, "latency"),
+                    _p50(run.latency) if run.latency else _why(run, "latency"),
                     percentile_text(run.latency.p99) if run.latency else NOTHING,
                     f"{rounds_text(best.images_per_s)} at {best.batch}" if best else _why(run, "inference"),
                     memory_text(run.training_memory),
@@ -137,6 +138,10 @@ def _modes(result: BenchResult) -> Table:
         note
         + f"Images per second with half the spread of {result.rules.rounds} rounds. Weights are random: no accuracy is claimed.",
     )
+
+
+def _p50(latency: Latency) -> str:
+    return percentile_text(latency.p50) + ("" if latency.p50_rounds.stable else f" {UNSTABLE}")
 
 
 def _why(run: ModeResult, part: str) -> str:
