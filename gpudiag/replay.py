@@ -212,7 +212,10 @@ def replay(graph: Graph, edit: Edit | None = None) -> float:
     latency, gap = graph.latency, graph.gap
     if len(edit.free_launch):
         # what started on a free stream follows the kernel before it now, and shows no gap of its own
-        latency, gap = np.minimum(latency, GRAPH_GAP_NS), np.where(graph.on_free, GRAPH_GAP_NS, np.minimum(gap, GRAPH_GAP_NS))
+        latency, gap = (
+            np.minimum(latency, GRAPH_GAP_NS),
+            np.where(graph.on_free, GRAPH_GAP_NS, np.minimum(gap, GRAPH_GAP_NS)),
+        )
     wait_for = graph.wait_for
     if edit.no_wait is not None:
         wait_for = np.where(edit.no_wait, -1, wait_for)

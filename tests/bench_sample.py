@@ -123,7 +123,24 @@ def result(**changes: object) -> BenchResult:
             ),
         ),
     )
-    gpu = Gpu(0, "NVIDIA H200", 141 * 10**9, "550.1", 700.0, 1980.0, 1980.0, 40.0, 5, 5, 16, 16, 18, 1, measured=True, nvlinks=18)
+    gpu = Gpu(
+        0,
+        "NVIDIA H200",
+        141 * 10**9,
+        "550.1",
+        700.0,
+        1980.0,
+        1980.0,
+        40.0,
+        5,
+        5,
+        16,
+        16,
+        18,
+        1,
+        measured=True,
+        nvlinks=18,
+    )
     machine = Machine(
         cpu="A CPU", cores=16, cores_usable=16, cpu_quota=None, memory_bytes=1 << 37, system="Linux", python="3.11.7", torch="2.14.1",
         torchvision="0.29.1", torch_cuda="13.0", cudnn="92400", driver="550.1", governor="performance", load_before=0.1, load_after=0.5,
