@@ -187,10 +187,11 @@ def _version(path: Path, thorough: bool = False) -> int:
     log = path.with_name(f"{path.name}-wal")
     if owner != APPLICATION_ID or (log.exists() and log.stat().st_size):
         with closing(_reader(path)) as connection:
+            connection.execute("BEGIN")  # one moment for all three: another writer may be making the history right now
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             owner, version = (
                 connection.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version")
             )
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if owner != APPLICATION_ID and tables:
             raise GpudiagError(
                 f"{path}: another program's database, left as it is", "name another file with --db or GPUDIAG_DB"
