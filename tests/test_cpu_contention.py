@@ -19,7 +19,8 @@ from gpudiag.diagnosis import Diagnosis, Finding
 from gpudiag.metrics.base import Missing
 from gpudiag.pipeline import diagnose_recordings
 from gpudiag.read import Recordings
-from gpudiag.read.loader_log import attach, read_process_log
+from gpudiag.read.loader_log import read_process_log
+from gpudiag.read.log_attach import attach
 from gpudiag.rules import load_rules
 from gpudiag.timeline import HostInfo, StepLog, Timeline
 

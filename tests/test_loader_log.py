@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpudiag.read.loader_join import join_batches
-from gpudiag.read.loader_log import attach, read_process_log
+from gpudiag.read.loader_log import read_process_log
+from gpudiag.read.log_attach import attach
 from gpudiag.timeline import Ranges, Source, Timeline
 
 MAIN, MS = 100, 1_000_000

@@ -118,7 +118,8 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
 
     Records of our own (loader, steps, call sites) and NVML samples of the same capture are joined to each timeline.
     """
-    from gpudiag.read.loader_log import attach, read_process_log
+    from gpudiag.read.loader_log import read_process_log
+    from gpudiag.read.log_attach import attach
     from gpudiag.read.nvml_samples import read_nvml_devices, read_nvml_samples
 
     bundle = _with_unlisted(bundle)

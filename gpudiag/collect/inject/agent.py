@@ -17,9 +17,11 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import patch_loader, patch_logging, patch_sync, patch_torch
+from . import patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
+from .fetches import Fetches
 from .imports import PostImport
 from .log import Log, clock
+from .patch_queue import shared_memory_error
 from .recorder import Recorder
 from .tracker import Emitter, Tracker
 
@@ -37,7 +39,7 @@ class Agent:
         self.rank = int(os.environ.get("RANK") or 0) if self.role == "rank" else 0
         self.log = Log(self._path(self.rank, "jsonl"))
         self.tracker = Tracker(self.log, self._on_step)
-        self.fetches = patch_loader.Fetches(self.log)
+        self.fetches = Fetches(self.log)
         self.imports = PostImport()
         self.recorder: Optional[Recorder] = None
         self.torch: Optional[ModuleType] = None
@@ -79,6 +81,10 @@ class Agent:
         if self.torch is not None:
             if self.profiled:
                 self.tracker.finish()
+                # the end of a worker is told by a signal, which may strike anywhere in the training
+                said = shared_memory_error(getattr(sys, "last_value", None))
+                if said:
+                    self.log.write({"k": "shm_error", "l": -1, "said": said})
             used = os.times()
             children = used.children_user + used.children_system
             self.log.write(
@@ -107,7 +113,9 @@ class Agent:
         self.torch = torch
         self._introduce()
         try:
-            patch_loader.install(torch.utils.data, self.tracker, self.fetches, torch.is_grad_enabled)
+            self.fetches.threads = torch.get_num_threads
+            patch_loader.install(torch, self.tracker, self.fetches)
+            patch_transforms.install(self.imports, self.fetches, bool(self.asked.get("transforms")))
             if self.role == "launcher":
                 return
             if self.role in ("spawned", "forked"):  # forked before torch was there: multiprocessing's forkserver
@@ -242,5 +250,6 @@ def _role() -> str:
 
 
 def start() -> None:
-    """Called by sitecustomize with GPUDIAG_CAPTURE = {"dir", "mode": torch|nsys, "warmup", "steps"} as JSON."""
+    """Called by sitecustomize with GPUDIAG_CAPTURE = {"dir", "mode": torch|nsys, "warmup", "steps",
+    "transforms"} as JSON."""
     Agent(json.loads(os.environ["GPUDIAG_CAPTURE"])).start()

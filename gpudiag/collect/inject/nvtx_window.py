@@ -79,7 +79,7 @@ class NvtxWindow(Recorder):
         nvtx_emit.pop()
         self._profile, self._done = None, True
         self._tracker.recording = False
-        self._sampler.write()
+        self._write_samples()
         now = time.monotonic_ns()
         record = {**clock(), "event": "stop", "window": self._kind, "reason": reason, "steps": steps, "file": ""}
         record.update({"from": self._began, "to": now, "paused_ns": 0, "machine": machine()})

@@ -7,38 +7,30 @@ ours is pickled into a worker: forked workers inherit them, spawned ones patch t
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
-from .cpu_wait import CpuWait
+from .fetches import Fetches
 from .log import Log
+from .patch_queue import Arrivals, shared_memory_error, tensor_bytes
 from .patch_torch import forget
 from .tracker import Tracker
 from .where import user_line
 
-FLUSH_NS = 2_000_000  # a fetch this long pays for its own write (some 20 us)
+MEASURED_BATCHES = 3  # of each iterator: how many bytes of tensors a batch holds
 
 
-class Fetches:
-    """Times each fetch of a process into that process's log. `log` is replaced in a forked worker."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.fetchers = 0  # created in this process: with persistent workers one an epoch
-        self.queued = CpuWait().queued
-
-
-def install(data: Any, tracker: Tracker, fetches: Fetches, grad_enabled: Callable[[], bool]) -> None:
-    """data: the module torch.utils.data."""
-    fetch = data._utils.fetch
-    _fetchers(fetch, data._utils, fetches)
-    _loaders(data, tracker, grad_enabled)
+def install(torch: Any, tracker: Tracker, fetches: Fetches) -> None:
+    data = torch.utils.data
+    _fetchers(data._utils.fetch, fetches, data._utils.worker)
+    _loaders(data, tracker, torch)
     _pinning(data._utils.pin_memory, tracker.log)
 
 
-def _fetchers(fetch: Any, utils: Any, fetches: Fetches) -> None:
+def _fetchers(fetch: Any, fetches: Fetches, worker: Any) -> None:
     base = fetch._BaseDatasetFetcher
     create = base.__init__
 
@@ -64,54 +56,39 @@ def _fetchers(fetch: Any, utils: Any, fetches: Fetches) -> None:
     base.__init__ = __init__
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         kind = getattr(fetch, name)
-        kind.fetch = _timed_fetch(kind.fetch, utils, fetches)
+        kind.fetch = _timed_fetch(kind.fetch, fetches, worker)
 
 
-def _timed_fetch(original: Callable[..., Any], utils: Any, fetches: Fetches) -> Callable[..., Any]:
+def _timed_fetch(original: Callable[..., Any], fetches: Fetches, worker: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(self: Any, index: Any) -> Any:
         state = getattr(self, "_gpudiag", None)
         if state is None:
             return original(self, index)
         state[2] = -1
-        queued, cpu, began = fetches.queued(), time.thread_time_ns(), time.monotonic_ns()
+        fetches.begin()
         try:
             return original(self, index)
         except BaseException as error:
             forget(error)
             raise
         finally:
-            ended, cpu = time.monotonic_ns(), time.thread_time_ns() - cpu
-            queued = fetches.queued() - queued if queued >= 0 else -1
             # The worker's loop holds the batch's number in a local; counting would drift when a worker is restarted.
             caller = sys._getframe(1)
             number = caller.f_locals.get("idx", -1) if caller.f_code.co_name == "_worker_loop" else -1
-            info = utils.worker._worker_info
-            fetches.log.write(
-                {
-                    "k": "fetch",
-                    "f": state[0],
-                    "n": state[1],
-                    "b": number if isinstance(number, int) else -1,
-                    "w": info.id if info is not None else -1,
-                    "s": began,
-                    "e": ended,
-                    "c": state[2],
-                    "cpu": cpu,
-                    "q": queued,
-                },
-                # persistent workers are killed at the end: what took long enough to matter is on disk before that
-                flush=ended - began > FLUSH_NS,
-            )
+            info = worker._worker_info
+            fetches.end(state, number if isinstance(number, int) else -1, info.id if info is not None else -1)
             state[1] += 1
 
     return fetch
 
 
-def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> None:
+def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
+    grad_enabled = torch.is_grad_enabled
     loader_class = data.DataLoader
     iterator_class = data.dataloader._BaseDataLoaderIter
-    loader_init, iterator_init = loader_class.__init__, iterator_class.__init__
+    workers_class = data.dataloader._MultiProcessingDataLoaderIter
+    loader_init, iterator_init, workers_init = loader_class.__init__, iterator_class.__init__, workers_class.__init__
     iterate = loader_class.__iter__
     reset, advance = iterator_class._reset, iterator_class.__next__
     log = tracker.log
@@ -138,6 +115,12 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
         except BaseException as error:
             forget(error)
             raise
+
+    @functools.wraps(workers_init)
+    def init_workers(self: Any, loader: Any) -> None:
+        # its own __init__ makes the queue and asks for the first batches: wrapped as soon as the queue is there
+        workers_init(self, loader)
+        self._gpudiag_arrivals = Arrivals(getattr(self, "_worker_result_queue", None))
 
     @functools.wraps(iterate)
     def __iter__(self: Any) -> Any:  # noqa: N807
@@ -183,6 +166,9 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
             got = True
             return batch
         except BaseException as error:
+            said = shared_memory_error(error)
+            if said:
+                log.write({"k": "shm_error", "l": state[0], "said": said}, flush=True)
             forget(error)
             raise
         finally:
@@ -194,14 +180,19 @@ def _loaders(data: Any, tracker: Tracker, grad_enabled: Callable[[], bool]) -> N
                 workers = getattr(self, "_workers", None)
                 record = {"k": "batch", "l": state[0], "it": state[1], "e": state[2], "n": state[3], "b": number}
                 record.update(s=began, t=ended)
-                if workers and state[3] == 0:
-                    record["pids"] = [worker.pid for worker in workers]
+                if workers:
+                    record.update(self._gpudiag_arrivals.of(number))
+                    if state[3] == 0:
+                        record["pids"] = tracker.workers = [worker.pid for worker in workers]
+                    if state[3] < MEASURED_BATCHES:
+                        record["sz"] = tensor_bytes(batch, torch)
                 log.write(record)
                 state[3] += 1
 
     loader_class.__init__ = init_loader
     loader_class.__iter__ = __iter__
     iterator_class.__init__ = init_iterator
+    workers_class.__init__ = init_workers
     iterator_class._reset = reset_iterator
     iterator_class.__next__ = __next__
     # next() finds the slot of the class that defines it; subclasses inherit both
@@ -230,7 +221,17 @@ def _describe(loader: Any) -> Dict[str, Any]:
         "length": length,
         "in_memory": _in_memory(dataset, length),
         "iterable": not hasattr(type(dataset), "__getitem__"),
+        "shm": _shared_memory(),
     }
+
+
+def _shared_memory() -> Optional[List[int]]:
+    """Size of /dev/shm, through which workers hand over their batches, and what of it is free, in bytes."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return [room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize]
 
 
 def _sampler_batch(loader: Any) -> Optional[int]:

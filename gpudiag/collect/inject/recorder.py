@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .cpu_wait import machine
 from .log import Log, clock
 from .memory import heap
-from .sampler import LineSampler
+from .sampler import LineSampler, WorkerStates
 from .torch_trace import Profiler, TorchEmitter
 from .tracker import Emitter, Tracker
 
@@ -76,7 +76,7 @@ class Recorder:
         self._held: Optional[Tuple[Any, int, int]] = None  # an early recording that a planned one may replace
         self._vain = 0
         self._stopping = False
-        self._sampler = LineSampler(tracker, log)
+        self._samplers = (LineSampler(tracker, log), WorkerStates(tracker, log))
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
@@ -120,6 +120,10 @@ class Recorder:
 
     def _grown(self) -> int:
         return heap() - self._memory
+
+    def _write_samples(self) -> None:
+        for sampler in self._samplers:
+            sampler.write()
 
     def _is_warm(self, count: int, elapsed: int) -> bool:
         if self._warm_up is not None:
@@ -219,7 +223,7 @@ class Recorder:
             kind, began, stopped = self._kind, self._began, time.monotonic_ns()
             result = self._end()
             self._done = kind == "steps"
-            self._sampler.write()
+            self._write_samples()
             if kind == "steps" or not self._exported:
                 self._save(result, kind, reason, steps, began, stopped)
             _remove(self._marker)
@@ -270,7 +274,8 @@ class Recorder:
             sampling = self._profile is not None and self._kind == "steps"
             time.sleep(SAMPLE_S if sampling else POLL_S)
             if sampling:
-                self._sampler.sample()
+                for sampler in self._samplers:
+                    sampler.sample()
             now = time.monotonic_ns()
             reason = ""
             if self._profile is not None:

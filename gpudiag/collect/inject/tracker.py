@@ -77,6 +77,7 @@ class Tracker:
         self.index = -1  # of the step in progress, over all sources
         self.last_checkpoint, self.saved_in_step = 0, False
         self.loader = -1  # that gave the last batch
+        self.workers: List[int] = []  # pids of that loader's worker processes
         self._evaluating: Set[int] = set()  # loaders whose last batch went into an evaluation
         self._cycles = {source: Cycle() for source in SOURCES}
         self._stack: List[List[Any]] = []  # [name, start, ns of inner phases, token of the emitter]
