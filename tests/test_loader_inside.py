@@ -60,9 +60,7 @@ class Run:
 
     def standing(self) -> set[str]:
         """Findings that no other explains."""
-        findings = self.diagnosis["findings"]
-        explained = {rule for finding in findings for rule in finding.get("explains", ())}
-        return {finding["rule"] for finding in findings} - explained
+        return {finding["rule"] for finding in self.diagnosis["findings"] if not finding["caused_by"]}
 
 
 def profiled(
@@ -264,7 +262,7 @@ def small_shm() -> tuple[str, ...]:
 SHM = """
     class Images(Dataset):
         def __len__(self):
-            return 400
+            return 200
         def __getitem__(self, i):
             time.sleep(float(sys.argv[2]))
             return torch.ones(3, int(sys.argv[1]), 256)
@@ -283,9 +281,42 @@ def test_a_worker_that_dies_of_a_full_shared_memory_is_said_to(tmp_path: Path) -
 
 
 def test_a_shared_memory_that_may_not_hold_the_batches_is_warned_of_while_it_still_works(tmp_path: Path) -> None:
-    run = profiled(tmp_path, SHM, words=("300", "0.01"), prefix=small_shm())  # 3.7 MB a batch: five do not fit
+    run = profiled(tmp_path, SHM, words=("300", "0.1"), prefix=small_shm())  # 3.7 MB a batch: five do not fit
     log = read_process_log(sorted((run.bundle / "torch").glob("rank*.jsonl")))
     if any(process.of("shm_error") for process in log.processes):
         pytest.skip("the workers got ahead and died, before the training took their batches")
     assert run.code == 0
     assert run.finding("shm_too_small")["severity"] == "warning"
+
+
+def test_work_on_a_batch_in_the_training_thread_is_told_from_other_code(tmp_path: Path) -> None:
+    script = """
+        import numpy as np
+        class Images(Dataset):
+            def __len__(self):
+                return 400
+            def __getitem__(self, i):
+                return np.full(4096, i % 9)
+        def collate(samples):
+            return np.stack(samples)
+        if __name__ == "__main__":
+            torch.set_num_threads(1)
+            net = nn.Sequential(nn.Linear(4096, 512), nn.Linear(512, 10))
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            before, after = (0.02, 0) if sys.argv[1] == "before" else (0, 0.02)
+            for rows in DataLoader(Images(), batch_size=8, num_workers=1, collate_fn=collate):
+                work(before)  # stands for decoding, augmenting, normalising
+                x = torch.from_numpy(rows).float()
+                optimizer.zero_grad()
+                net(x).square().mean().backward()
+                optimizer.step()
+                work(after)  # and here for anything else
+    """
+    early = profiled(tmp_path, script, words=("before",))
+    assert "batch_work_in_main_thread" in early.standing()
+    assert early.metric("before_launch_lost") >= 19e6  # type: ignore[operator]
+    assert "host_code_outside_phases" not in early.standing()
+    shutil.rmtree(early.bundle)
+    late = profiled(tmp_path, script, words=("after",))
+    assert late.metric("before_launch_lost") < 5e6  # type: ignore[operator]
+    assert "host_code_outside_phases" in late.standing()

@@ -32,7 +32,7 @@ BY_SAMPLE = {"optimizer_host_loop": "many_small_params/slow"}
 LIVE = dict.fromkeys(
     (
         "loader_one_transform", "loader_few_workers_work", "loader_threads_oversubscribed", "loader_cold_cache",
-        "loader_unpickling", "shm_full", "shm_too_small",
+        "loader_unpickling", "shm_full", "shm_too_small", "batch_work_in_main_thread",
     ),
     "tests/test_loader_inside.py",
 )  # fmt: skip

@@ -14,6 +14,13 @@ LOADER = (
         "lost time: that is input_lost",
     ),
     M(
+        "before_launch_lost",
+        "ns",
+        "loss to host code between the end of the loader's next and the first launch (CPU-only: the first module call or copy to a device), a step",
+        "the loader itself, and launching",
+        "idle.host and idle.launch, or host.other and host.framework, of the account",
+    ),
+    M(
         "num_workers",
         "count",
         "worker processes of the DataLoader that delivered most batches (0 also where the recording shows the single-process iterator)",

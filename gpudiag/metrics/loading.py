@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import INPUT, named
+from gpudiag.host import COPY_CALL, FORWARD, H2D, INPUT, LAUNCH, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
@@ -33,6 +33,7 @@ def measure(scope: Scope) -> Iterator[Value]:
         yield missing("loader_time", "no loader call was recorded", PROFILE)
     else:
         yield value("loader_time", scope.per_step(waiting.intersect(scope.window).total()), "ranges")
+    yield _before_launch(scope, waiting)
     loader = main_loader(scope)
     yield from _settings(scope, loader)
     yield from _machine(scope, loader)
@@ -56,6 +57,31 @@ def loader_waits(scope: Scope) -> Intervals | None:
     if len(waits) or loader is not None or scope.cpu_ops is not None or len(named(scope.ranges, scope.names, OUR_STEP)):
         return waits
     return None
+
+
+def _before_launch(scope: Scope, waiting: Intervals | None) -> Value:
+    name = "before_launch_lost"
+    if waiting is None or not len(waiting):
+        return missing(name, "no loader call was recorded", PROFILE)
+    if scope.ops is None:
+        begun = named(scope.ranges, scope.names, FORWARD).union(named(scope.ranges, scope.names, H2D)).start
+        parts = ("host.other", "host.framework")
+    else:
+        calls = scope.timeline.api_calls
+        if calls is None:
+            return missing(name, "API calls were not recorded", PROFILE)
+        uses = scope.names.rows(calls.name, LAUNCH) | scope.names.rows(calls.name, COPY_CALL)
+        begun = np.sort(calls.start[scope.feeding & uses])
+        parts = ("idle.host", "idle.launch")
+    if not begun.size:
+        return missing(name, "no use of a batch was recorded", PROFILE)
+    after = np.searchsorted(begun, waiting.end)
+    used = np.append(begun, np.iinfo(np.int64).max)[after]
+    # a batch that is not used before the next is asked for is put by (accumulated, skipped): that is no way to a launch
+    used = np.where(used <= np.append(waiting.start[1:], np.iinfo(np.int64).max - 1), used, waiting.end)
+    between = Intervals.union_of(waiting.end, used).intersect(scope.window)
+    lost = scope.account.owned_by(parts[0]).union(scope.account.owned_by(parts[1]))
+    return value(name, scope.per_step(between.intersect(lost).total()), "account, ranges")
 
 
 def main_loader(scope: Scope) -> LoaderInfo | None:
@@ -139,7 +165,6 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
 
 def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     length: Int64 = rows.fetch_end - rows.fetch_start
-    total = max(1.0, float(length.sum()))
     median = float(np.median(length))
     yield value("loader_fetch_time", median, "loader records")
     yield value("loader_fetch_p95", float(np.quantile(length, 0.95, method="higher")), "loader records")
