@@ -51,7 +51,7 @@ class Run:
     bundle: Path
 
     def metric(self, name: str) -> float | None:
-        return self.diagnosis["metrics"][name]["value"]
+        return self.diagnosis["metrics"][name].get("value")
 
     def finding(self, rule: str) -> dict[str, Any]:
         found = [finding for finding in self.diagnosis["findings"] if finding["rule"] == rule]
@@ -167,6 +167,8 @@ def test_threads_in_the_workers_that_take_the_cpus_from_each_other_are_named(tmp
     many = profiled(tmp_path, script, words=("4",))
     assert many.diagnosis["loaders"][0]["worker_threads"] == 4
     assert many.metric("loader_helper_share") > 0.5  # type: ignore[operator]
+    if (many.metric("other_cpus") or 0) >= 0.25 * cpus:
+        pytest.skip("other programs have the CPUs: then the threads are not to blame")
     assert many.finding("loader_threads_oversubscribed")
     shutil.rmtree(many.bundle)
     single = profiled(tmp_path, script, words=("1",))

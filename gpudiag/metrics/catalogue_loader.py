@@ -113,7 +113,7 @@ LOADER_WORK = (
     M(
         "slowest_transform_time",
         "ns",
-        "time in the transform that takes longest over the run, a batch (recorded with --transforms)",
+        "loader_transform_time x the share of the transform that takes longest over the run (recorded with --transforms)",
         source=_LOADER,
     ),
     M(
