@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.intervals import Int64
-from gpudiag.metrics.loading import NO_LOADER, main_loader, rows_of, typical
+from gpudiag.metrics.loading import NO_LOADER, main_loader, rows_of, window_batches
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderBatches, LoaderInfo
@@ -31,10 +31,10 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield missing(name, NO_LOADER, PROFILE)
         return
     fetched = rows.take((rows.fetch_start >= 0) & (rows.fetch_end >= 0))
-    yield from _transforms(typical(scope, fetched), loader)
+    yield from _transforms(window_batches(scope, fetched), loader)
     yield from _storage(scope, fetched)
     yield from _workers(scope, fetched, loader)
-    yield from _handing_over(scope, typical(scope, rows), loader)
+    yield from _handing_over(scope, window_batches(scope, rows), loader)
     yield from _epochs(scope, fetched, loader)
     yield from _shared_memory(scope, loader)
 

@@ -97,7 +97,7 @@ def rows_of(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
     return batches.take(batches.loader == loader.loader)
 
 
-def typical(scope: Scope, rows: LoaderBatches) -> LoaderBatches:
+def window_batches(scope: Scope, rows: LoaderBatches) -> LoaderBatches:
     """The batches of the window; with fewer than ENOUGH all of them. The loss is the window's: batches of another epoch differ."""
     inside = scope.window.contains(rows.end)
     return rows.take(inside) if inside.sum() >= ENOUGH else rows
@@ -148,7 +148,7 @@ def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
 def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     fetched = (rows.fetch_end >= 0) & (rows.fetch_start >= 0)
     if fetched.sum() >= 3:
-        yield from _fetches(scope, typical(scope, rows.take(fetched)), loader)
+        yield from _fetches(scope, window_batches(scope, rows.take(fetched)), loader)
         yield _slow_share(rows.take(fetched))
     else:
         for name in BATCH_NAMES[:11]:
