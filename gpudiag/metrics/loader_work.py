@@ -14,7 +14,7 @@ from gpudiag.timeline import LoaderBatches, LoaderInfo
 
 PROFILE_TRANSFORMS = "gpudiag profile --transforms SCRIPT"
 LEAST = 3  # batches that a median is of
-LEAST_STATES = 20  # samples of worker processes that a share is of
+LEAST_STATES = 10  # samples of worker processes that a share is of
 NAMES = (
     "loader_transform_time", "slowest_transform_time", "loader_read_bytes", "loader_disk_wait", "loader_helper_share",
     "worker_threads", "worker_cpus", "loader_workers_working", "loader_transfer_time", "loader_unpickle_time",
