@@ -13,11 +13,12 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
+from . import patch_graphs, patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
 from .fetches import Fetches
 from .imports import PostImport
 from .log import Log, clock
@@ -98,6 +99,7 @@ class Agent:
         self._ended = False
         self.tracker.owner = None
         self.tracker.emitter = Emitter()
+        self.tracker.quiet, self.tracker.capturing = threading.RLock(), {}  # another thread may have held the lock
         if self.recorder is not None:
             self.recorder.off = True
             self.recorder.forget_in_child()
@@ -130,6 +132,7 @@ class Agent:
     def _profile(self, torch: ModuleType) -> None:
         patch_torch.install(torch, self.tracker)
         patch_sync.install(torch, self.tracker)
+        patch_graphs.install(torch, self.tracker)
         patch_logging.install(self.imports, self.tracker)
         self.imports.when("torch._dynamo.callback", lambda module: patch_torch.compiling(module, self.tracker))
         self.imports.when("torch._dynamo.convert_frame", lambda module: patch_torch.recompiling(module, self.tracker))
