@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_inject_reads import ASSIGNMENTS, COPIES, READS, SILENT_ASSIGNMENTS, SILENT_COPIES, waits
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/expect.toml"))
@@ -185,3 +186,35 @@ def test_a_training_loop_over_a_cuda_graph_is_recorded_by_replay_and_computes_th
     assert diagnosis["steps"]["source"] == "optimizer"
     assert 25 <= diagnosis["steps"]["count"] + diagnosis["steps"]["warm_up"] <= 30
     assert diagnosis["devices"][0]["kernels"] > 0
+
+
+REAL = """
+import torch
+x, other, plain = torch.randn(6, 4, device="cuda"), torch.randn(6, 4, device="cuda"), torch.zeros(6, 4)
+mask, rows, places = x > 0, (x > 0).any(1), torch.tensor([0, 1], device="cuda")
+picked = other.masked_select(mask)
+step = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step
+"""
+
+
+def test_what_is_noted_as_a_wait_is_one_by_cudas_own_word_and_the_rest_is_none(tmp_path: Path) -> None:
+    import torch
+
+    noted, silent = READS | COPIES | ASSIGNMENTS, [*SILENT_COPIES, *SILENT_ASSIGNMENTS]
+    names: dict[str, Any] = {}
+    exec(REAL, names)
+    warned = []
+    for line in [*noted, *silent]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            exec(line, names)
+            torch.cuda.set_sync_debug_mode("default")
+        if any("synchronizing CUDA operation" in str(warning.message) for warning in caught):
+            warned.append(line)
+    undetected = {
+        "x.unique()",
+        "x.unique_consecutive()",
+    }  # the debug mode is told of torch's own waits, not of Thrust's
+    assert set(warned) | undetected == set(noted) | undetected
+    assert waits(tmp_path, *noted, *silent, head=REAL) == noted

@@ -25,6 +25,7 @@ from .log import Log, clock
 from .patch_queue import shared_memory_error
 from .recorder import Recorder
 from .tracker import Emitter, Tracker
+from .unseen import keep_from_dynamo
 
 GC_NS = 200_000  # shorter collections are not worth a line
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher")
@@ -149,6 +150,7 @@ class Agent:
             self.recorder = NvtxWindow(torch, self.folder, "", self.log, self.tracker, self.asked, self.rank)
             patch_torch.own_profiler(torch, _NoRecorder(), self.tracker)
             self.recorder.begin_early()
+        keep_from_dynamo(torch)
 
     def _watch_process_group(self, torch: Any) -> None:
         """A spawned child that joins a process group is a rank and gets a profile from then on."""
