@@ -222,6 +222,19 @@ def test_no_recording_starts_or_ends_while_any_thread_captures(watched: Watched,
     assert recorder.done == ["start", "memory"]
 
 
+def test_an_early_recording_does_not_end_amid_a_compilation(watched: Watched, tmp_path: Path) -> None:
+    recorder = Decisions(watched.tracker, tmp_path, watched.written)
+    recorder._start("early")
+    watched.tracker.push("compile")
+    recorder._requests.append(("time", 1))
+    recorder._on_pending(None)
+    watched.tracker.pop()
+    assert recorder.done == ["start"]
+    recorder._requests.append(("time", 1))
+    recorder._on_pending(None)
+    assert recorder.done == ["start", "time"]
+
+
 def test_a_capture_that_begins_while_a_recording_starts_waits_for_it(watched: Watched, tmp_path: Path) -> None:
     recorder = Decisions(watched.tracker, tmp_path, watched.written)
     recorder.slow = 0.3

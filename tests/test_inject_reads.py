@@ -213,6 +213,18 @@ for dynamic in (False, True):
         torch._dynamo.reset()
         found = torch._dynamo.explain(function)(x, m)
         show(f"{name} {dynamic} {found.graph_count} {found.graph_break_count} {found.op_count}", lambda: torch.compile(function, backend="eager")(x, m))
+
+# what the training loop's own functions become: neither a break nor a warning of Dynamo's that they cannot be traced
+torch._dynamo.reset()
+net = torch.nn.Linear(4, 1); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+def zeroed(x): y = x * 2; net.zero_grad(); return net(y).sum() * 0
+def stepped(x): opt.zero_grad(); net(x).sum().backward(); opt.step(); return x.sum()
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    show("zero_grad", lambda: torch.compile(zeroed, backend="eager", fullgraph=True)(x))
+    show("training step", lambda: torch.compile(stepped, backend="eager")(x))
+    show("optimizer", lambda: torch.compile(lambda: opt.step(), backend="eager")())
+show("warnings", lambda: [str(one.message)[:80] for one in said if "know how to trace" in str(one.message)])
 """
 
 

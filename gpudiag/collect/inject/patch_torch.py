@@ -26,10 +26,13 @@ def forget(error: BaseException) -> None:
 
 
 def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool = False) -> Callable[..., Any]:
-    """`function` as a phase. Inside a phase of the same name it is called as it is."""
+    """`function` as a phase. Inside a phase of the same name it is called as it is, and Dynamo takes it for what it wraps."""
+    compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_dynamo_compiling", bool)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return function(*args, **kwargs)
         if not tracker.mine() or tracker.inside(name):
             try:
                 return function(*args, **kwargs)
@@ -102,6 +105,9 @@ def _optimizers(torch: Any, tracker: Tracker) -> None:
                     tracker.log.write(_parameters(current))
                 tracker.turn("optimizer", id(current))
 
+    for hook in (before, after):
+        # a compiled optimizer breaks its graph here, where torch has a break of its own, and without a word about it
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     hooks.register_optimizer_step_pre_hook(before)
     hooks.register_optimizer_step_post_hook(after)
 

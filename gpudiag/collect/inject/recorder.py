@@ -318,6 +318,8 @@ class Recorder:
     def _answer(self, reason: str, recording: int) -> None:
         # inside: this call has struck in the midst of our own dealings with the profiler; the watch asks again
         amid = self.inside or self._tracker.critical or self._tracker.capturing
+        # torch writes a warning to stderr for each of its own ranges that is open at the stop, and a compilation is full of them
+        amid = amid or (reason == "time" and self._tracker.inside("compile"))
         if amid or self.off or recording != self._recordings:
             return
         if reason != "early":
