@@ -68,6 +68,17 @@ class Table:
         return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
 
 
+def _absent() -> Int64:
+    """The default of a column that older records lack; `_fill_absent` gives it the length of the others."""
+    return np.empty(0, np.int64)
+
+
+def _fill_absent(table: Table) -> None:
+    for f in fields(table):  # type: ignore[arg-type]
+        if getattr(table, f.name).size != len(table):
+            object.__setattr__(table, f.name, np.full(len(table), -1, np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class GpuOps(Table):
     """Everything that ran on a GPU.
@@ -184,6 +195,9 @@ class LoaderBatches(Table):
     worker (dataset calls and collate). io_ns: of the fetch, the time neither on a CPU nor waiting for one (fetch stall);
     cpu_ns: CPU time of the worker in the fetch (prep stall). collate_ns, pin_ns. worker: index, -1 in the main process;
     worker_pid; epoch: how many times the loader had been iterated; batch: index in the epoch; loader: which DataLoader.
+    process_cpu_ns: CPU time of all threads of the fetching process. read_bytes: read from storage, not from the page cache.
+    transform_ns: in the transforms of a Compose. transfer_ns: from the end of the fetch to the message's arrival, where the
+    main process waited for it all that time. unpickle_ns, message_bytes: of that message.
     """
 
     start: Int64
@@ -200,6 +214,15 @@ class LoaderBatches(Table):
     epoch: Int64
     batch: Int64
     loader: Int64
+    process_cpu_ns: Int64 = field(default_factory=_absent)
+    read_bytes: Int64 = field(default_factory=_absent)
+    transform_ns: Int64 = field(default_factory=_absent)
+    transfer_ns: Int64 = field(default_factory=_absent)
+    unpickle_ns: Int64 = field(default_factory=_absent)
+    message_bytes: Int64 = field(default_factory=_absent)
+
+    def __post_init__(self) -> None:
+        _fill_absent(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +235,10 @@ class StepLog(Table):
     start: Int64
     end: Int64
     index: Int64
-    cpu_wait_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    cpu_wait_ns: Int64 = field(default_factory=_absent)
 
     def __post_init__(self) -> None:
-        if self.cpu_wait_ns.size != self.start.size:
-            object.__setattr__(self, "cpu_wait_ns", np.full(self.start.size, -1, np.int64))
+        _fill_absent(self)
 
 
 @dataclass(frozen=True)
@@ -296,7 +318,13 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class LoaderInfo:
-    """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered."""
+    """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered.
+
+    Of its workers, the largest of each: worker_threads of torch's own, worker_tasks all threads of the process, worker_cpus
+    that it may use (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
+    built. shm_error: what was said when a worker died of it. transforms: (name, calls, ns) over the run, the longest first;
+    empty where they were not timed one by one.
+    """
 
     loader: int
     where: str
@@ -311,11 +339,20 @@ class LoaderInfo:
     in_memory: bool
     batches: int = 0
     worker_threads: int = 1
+    worker_tasks: int | None = None
+    worker_cpus: int | None = None
+    batch_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    shm_error: str = ""
+    transforms: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class HostInfo:
     """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine).
+
+    worker_states: samples of the loader's worker processes in the recorded window by their state (proc(5): D waits for a disk).
 
     load_average: of a minute, at the recording's end. cpu_pressure: share of the recording in which some task of the machine
     waited for a CPU. other_cpus: CPUs that programs other than the recorded run kept busy meanwhile (the recorder among them).
@@ -332,6 +369,7 @@ class HostInfo:
     cpu_pressure: float | None = None
     other_cpus: float | None = None
     driver: str | None = None
+    worker_states: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

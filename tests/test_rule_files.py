@@ -20,7 +20,7 @@ from gpudiag.rules import builtin_dir, check_rules, judge, load_rules
 ROOT = Path(__file__).resolve().parents[1]
 RULES = list(load_rules())
 BY_ID = {rule.id: rule for rule in RULES}
-_SHELL = re.compile(r"^(?:[A-Z_]+=|gpudiag |nvidia-smi|sudo |py-spy |ncu |python |env )")
+_SHELL = re.compile(r"^(?:[A-Z_]+=|gpudiag |nvidia-smi|sudo |py-spy |docker |ncu |python |env )")
 
 
 def test_every_example_of_every_rule_comes_out_as_it_says() -> None:

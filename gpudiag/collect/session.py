@@ -39,7 +39,8 @@ Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives 
 class Plan:
     """What to run and how to record it. kind: script | module | command. collectors: auto | nsys | torch | nsys,torch.
 
-    any_name: a folder `bundle`-2, -3, ... does as well. stdout: a descriptor that the application gets as its stdout.
+    transforms: time each transform of the dataset by itself. any_name: a folder `bundle`-2, -3, ... does as well. stdout: a
+    descriptor that the application gets as its stdout.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Plan:
     bundle: Path
     warmup: int | None = None
     steps: int = 20
+    transforms: bool = False
     stop_after_capture: bool = False
     python: str | None = None
     force: bool = False
@@ -109,6 +111,7 @@ def record(
             "warmup": plan.warmup,
             "steps": plan.steps,
             "rounds": plan.rounds,
+            "transforms": plan.transforms,
             "passes": [each.name for each in passes],
         },
         environment=describe(python, script, env),
@@ -177,7 +180,7 @@ def _pass(
 ) -> tuple[CaptureInfo, launch.Outcome]:
     folder = plan.bundle / each.name
     folder.mkdir()
-    request = torch_profiler.Request(folder, each.kind, plan.warmup, plan.steps)
+    request = torch_profiler.Request(folder, each.kind, plan.warmup, plan.steps, plan.transforms)
     inside = torch_profiler.environment(request, env)
     sampler = NvmlSampler(folder / "nvml.jsonl", env=env)
 

@@ -29,12 +29,16 @@ NO_TORCH = "{}{} did not import torch: there is nothing to record"
 
 @dataclass(frozen=True)
 class Request:
-    """mode: torch | nsys (ranges as NVTX, no torch.profiler). warmup None: adaptive. steps None: the default."""
+    """mode: torch | nsys (ranges as NVTX, no torch.profiler). warmup None: adaptive. steps None: the default.
+
+    transforms: each transform of a dataset is timed by itself.
+    """
 
     folder: Path
     mode: str
     warmup: int | None = None
     steps: int | None = None
+    transforms: bool = False
 
 
 def environment(request: Request, base: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +48,7 @@ def environment(request: Request, base: Mapping[str, str]) -> dict[str, str]:
         "mode": request.mode,
         "warmup": request.warmup,
         "steps": request.steps,
+        "transforms": request.transforms,
     }
     path = [str(BOOTSTRAP), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
     return {**base, "PYTHONPATH": os.pathsep.join(path), "GPUDIAG_CAPTURE": json.dumps(asked)}

@@ -110,6 +110,9 @@ class TargetCommand(click.Command):
     metavar="N",
     help="Runs of the whole script. The median one is judged; `compare` takes them all.",
 )
+@click.option(
+    "--transforms", is_flag=True, help="Time each transform of the dataset by itself (torchvision's Compose)."
+)
 @click.option("--stop-after-capture", is_flag=True, help="End the script (SIGTERM) once the window is saved.")
 @click.option(
     "--python",
@@ -129,6 +132,7 @@ def profile(
     warmup: int | None,
     steps: int,
     rounds: int,
+    transforms: bool,
     stop_after_capture: bool,
     python: str | None,
     force: bool,
@@ -167,6 +171,7 @@ def profile(
         bundle=bundle,
         warmup=warmup,
         steps=steps,
+        transforms=transforms,
         stop_after_capture=stop_after_capture,
         python=python,
         force=force,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.metrics import busy, communication, copies, cpu, kernel_work, launching, loading, machine, run
+from gpudiag.metrics import busy, communication, copies, cpu, kernel_work, launching, loader_work, loading, machine, run
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.metrics.busy import NO_GPU
@@ -17,6 +17,7 @@ ALL = (
     kernel_work.measure,
     launching.measure,
     loading.measure,
+    loader_work.measure,
     cpu.measure,
     machine.measure,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import INPUT, named
+from gpudiag.host import COPY_CALL, FORWARD, H2D, INPUT, LAUNCH, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
@@ -17,6 +17,7 @@ from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
 # A row of a TensorDataset takes 7 us here with the profiler on. A dataset that holds a table as long as itself (paths, labels)
 # and takes longer than this a sample does more than index it.
 ROW_NS = 200_000
+ENOUGH = 10  # fetches in the window that medians are of; with fewer, those of the whole run
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 NO_LOADER = "no DataLoader was recorded from inside"
 BATCH_NAMES = (
@@ -32,10 +33,11 @@ def measure(scope: Scope) -> Iterator[Value]:
         yield missing("loader_time", "no loader call was recorded", PROFILE)
     else:
         yield value("loader_time", scope.per_step(waiting.intersect(scope.window).total()), "ranges")
+    yield _before_launch(scope, waiting)
     loader = main_loader(scope)
     yield from _settings(scope, loader)
     yield from _machine(scope, loader)
-    rows = _rows(scope, loader)
+    rows = rows_of(scope, loader)
     if rows is None or not len(rows):
         for name in BATCH_NAMES:
             yield missing(name, NO_LOADER, PROFILE)
@@ -57,12 +59,38 @@ def loader_waits(scope: Scope) -> Intervals | None:
     return None
 
 
+def _before_launch(scope: Scope, waiting: Intervals | None) -> Value:
+    name = "before_launch_lost"
+    if waiting is None or not len(waiting):
+        return missing(name, "no loader call was recorded", PROFILE)
+    if scope.ops is None:
+        begun = named(scope.ranges, scope.names, FORWARD).union(named(scope.ranges, scope.names, H2D)).start
+        parts = ("host.other", "host.framework")
+    else:
+        calls = scope.timeline.api_calls
+        if calls is None:
+            return missing(name, "API calls were not recorded", PROFILE)
+        uses = scope.names.rows(calls.name, LAUNCH) | scope.names.rows(calls.name, COPY_CALL)
+        begun = np.sort(calls.start[scope.feeding & uses])
+        parts = ("idle.host", "idle.launch")
+    if not begun.size:
+        return missing(name, "no use of a batch was recorded", PROFILE)
+    after = np.searchsorted(begun, waiting.end)
+    used = np.append(begun, np.iinfo(np.int64).max)[after]
+    # a batch that is not used before the next is asked for is put by (accumulated, skipped): that is no way to a launch
+    used = np.where(used <= np.append(waiting.start[1:], np.iinfo(np.int64).max - 1), used, waiting.end)
+    between = Intervals.union_of(waiting.end, used).intersect(scope.window)
+    lost = scope.account.owned_by(parts[0]).union(scope.account.owned_by(parts[1]))
+    return value(name, scope.per_step(between.intersect(lost).total()), "account, ranges")
+
+
 def main_loader(scope: Scope) -> LoaderInfo | None:
     """The DataLoader that delivered most batches."""
     return max(scope.timeline.loaders, key=lambda info: (info.batches, -info.loader), default=None)
 
 
-def _rows(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
+def rows_of(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
+    """The batches of one DataLoader; of all where none is known."""
     batches = scope.timeline.loader
     if batches is None or loader is None:
         return batches
@@ -89,7 +117,7 @@ def _settings(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
 
 def _sample_time(scope: Scope, loader: LoaderInfo | None) -> float | None:
     """The dataset's time a sample, ns; None where it or the batch size is not known."""
-    rows = _rows(scope, loader)
+    rows = rows_of(scope, loader)
     if rows is None or loader is None or not loader.batch_size or not (rows.dataset_ns >= 0).any():
         return None
     return float(np.median(rows.dataset_ns[rows.dataset_ns >= 0])) / loader.batch_size
@@ -114,7 +142,11 @@ def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
 def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     fetched = (rows.fetch_end >= 0) & (rows.fetch_start >= 0)
     if fetched.sum() >= 3:
-        yield from _fetches(scope, rows.take(fetched), loader)
+        inside = fetched & scope.window.contains(rows.end)
+        # the loss is the window's: fetches of a first epoch, or of a later one, are others
+        chosen = inside if inside.sum() >= ENOUGH else fetched
+        yield from _fetches(scope, rows.take(chosen), loader)
+        yield _slow_share(rows.take(fetched))
     else:
         for name in BATCH_NAMES[:11]:
             yield missing(name, "fewer than three fetched batches were recorded", PROFILE_LONGER)
@@ -133,7 +165,6 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
 
 def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     length: Int64 = rows.fetch_end - rows.fetch_start
-    total = max(1.0, float(length.sum()))
     median = float(np.median(length))
     yield value("loader_fetch_time", median, "loader records")
     yield value("loader_fetch_p95", float(np.quantile(length, 0.95, method="higher")), "loader records")
@@ -162,11 +193,6 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         scope.per_step(float(lost.covered_in(rows.start, rows.end)[late].sum())),
         "loader records, account",
     )
-    if length.size >= 100:
-        slowest = np.sort(length)[-max(1, length.size // 100) :]
-        yield value("loader_slow_share", float(slowest.sum()) / total, "loader records")
-    else:
-        yield missing("loader_slow_share", "fewer than 100 batches were fetched", "gpudiag profile --steps 200 SCRIPT")
     sample = _sample_time(scope, loader)
     if sample is not None:
         yield value("loader_sample_time", sample, "loader records")
@@ -181,9 +207,18 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)
 
 
+def _slow_share(fetched: LoaderBatches) -> Value:
+    """Over the whole run: of few batches none is the slowest hundredth."""
+    length = np.sort(fetched.fetch_end - fetched.fetch_start)
+    if length.size < 100:
+        return missing("loader_slow_share", "fewer than 100 batches were fetched", "gpudiag profile --steps 200 SCRIPT")
+    slowest = length[-max(1, length.size // 100) :]
+    return value("loader_slow_share", float(slowest.sum()) / max(1.0, float(length.sum())), "loader records")
+
+
 def batches_a_step(scope: Scope) -> int:
     """Batches of the main DataLoader that a step takes: several with gradient accumulation. At least 1."""
-    rows = _rows(scope, main_loader(scope))
+    rows = rows_of(scope, main_loader(scope))
     if rows is None or not len(rows):
         return 1
     # rounded: the window's rim may cut one

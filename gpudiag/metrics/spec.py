@@ -9,6 +9,7 @@ A figure that was not recorded is `Missing`, never 0.
 from __future__ import annotations
 
 from gpudiag.metrics import catalogue_gpu as gpu
+from gpudiag.metrics import catalogue_loader as loader
 from gpudiag.metrics import catalogue_run as run
 from gpudiag.metrics.base import Metric, MetricSpec, Missing, TextSpec, Unit
 
@@ -24,7 +25,8 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     + gpu.LAUNCHES
     + gpu.COMMUNICATION
     + run.HOST
-    + run.LOADER
+    + loader.LOADER
+    + loader.LOADER_WORK
     + run.CPU
     + run.MEMORY
     + run.POWER
@@ -36,6 +38,12 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("per_step", "`a step`, or `in the span` where no step is known (always there)"),
     TextSpec("loader_where", "file:line that built the DataLoader"),
     TextSpec("dataset_name", "class of the dataset"),
+    TextSpec(
+        "transform_shares",
+        "the slowest transforms with their share of all transforms, where they were timed one by one",
+    ),
+    TextSpec("shm_error", "what torch said when a worker died of a full /dev/shm"),
+    TextSpec("shm_where", "file:line that built that DataLoader"),
     TextSpec("hot_kernel_name", "name of the largest kernel"),
     TextSpec("sync_api", "the synchronising call with most idle time after it"),
     TextSpec("sync_where", "file:line of that call"),

@@ -14,8 +14,11 @@ from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.metrics.run import step_lengths
 from gpudiag.scope import Scope
+from gpudiag.timeline import LoaderInfo
+from gpudiag.units import format_percent
 
 MOST_NUMBERS = 8
+MOST_TRANSFORMS = 4
 
 
 def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
@@ -24,6 +27,11 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     loader = main_loader(scope)
     if loader is not None:
         texts["loader_where"], texts["dataset_name"] = loader.where, loader.dataset
+        if loader.transforms:
+            texts["transform_shares"] = _transform_shares(loader)
+    failed = [info for info in scope.timeline.loaders if info.shm_error]
+    if failed:
+        texts["shm_error"], texts["shm_where"] = failed[-1].shm_error, failed[-1].where
     for kind, key in (("readback", "readback_where"), ("readback", "sync_where"), ("readback", "implicit_sync_where")):
         site = _worst_site(scope, (kind,))
         if site:
@@ -70,6 +78,14 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
             if under.any():
                 texts["cpu_op_name"] = strings[ops.name[slow[int(under.argmax())]]]
     return texts
+
+
+def _transform_shares(loader: LoaderInfo) -> str:
+    """`RandomResizedCrop 61 %, ToTensor 20 %`, the first MOST_TRANSFORMS of them."""
+    total = max(1, sum(length for _, _, length in loader.transforms))
+    return ", ".join(
+        f"{name} {format_percent(length / total)}" for name, _, length in loader.transforms[:MOST_TRANSFORMS]
+    )
 
 
 def _slow_steps(scope: Scope) -> str:

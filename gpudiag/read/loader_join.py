@@ -14,6 +14,7 @@ Record = dict[str, Any]
 COLUMNS = (
     *("start", "end", "fetch_start", "fetch_end", "dataset_ns", "collate_ns", "pin_ns", "cpu_ns", "io_ns"),
     *("worker", "worker_pid", "epoch", "batch", "loader"),
+    *("process_cpu_ns", "read_bytes", "transform_ns", "transfer_ns", "unpickle_ns", "message_bytes"),
 )
 
 
@@ -55,7 +56,7 @@ def join_batches(
         fetch, pid = found or (None, -1)
         pin = _pin(pinned.get(batch["b"], ()), batch, fetch)
         rows.append((batch["s"], batch["t"], *_fetch_columns(fetch), pin, *_cpu_columns(fetch), *_who(fetch, pid)))
-        rows[-1] += (epoch, batch["n"], batch["l"])
+        rows[-1] += (epoch, batch["n"], batch["l"], *_work_columns(fetch), *_transfer_columns(batch, fetch))
     table = np.array(rows, np.int64).reshape(-1, len(COLUMNS))
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     return LoaderBatches(**{name: table[:, column] for column, name in enumerate(COLUMNS)})
@@ -81,6 +82,17 @@ def _cpu_columns(fetch: Record | None) -> tuple[int, int]:
     if fetch["q"] < 0:
         return fetch["cpu"], -1
     return fetch["cpu"], max(0, fetch["e"] - fetch["s"] - fetch["cpu"] - fetch["q"])
+
+
+def _work_columns(fetch: Record | None) -> tuple[int, int, int]:
+    return (-1, -1, -1) if fetch is None else (fetch.get("pc", -1), fetch.get("rd", -1), fetch.get("x", -1))
+
+
+def _transfer_columns(batch: Record, fetch: Record | None) -> tuple[int, int, int]:
+    """A message that was ready before it was asked for has lain in the pipe: how long it took to get there is not known."""
+    arrived = batch.get("r", -1)
+    waited_for = fetch is not None and arrived >= 0 and batch["s"] <= fetch["e"] <= arrived
+    return arrived - fetch["e"] if waited_for and fetch else -1, batch.get("u", -1), batch.get("m", -1)
 
 
 def _who(fetch: Record | None, pid: int) -> tuple[int, int]:

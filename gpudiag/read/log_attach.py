@@ -11,7 +11,7 @@ import numpy as np
 
 from gpudiag.intervals import Int64
 from gpudiag.read.loader_log import Process, ProcessLog, Record, source_of, steps_of
-from gpudiag.read.log_loaders import loader_records, shifted
+from gpudiag.read.log_loaders import loader_records, shifted, worker_states
 from gpudiag.timeline import CallSite, HostInfo, Ranges, StepLog, Timeline
 
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
@@ -58,6 +58,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
             torch_threads=host.torch_threads if host.torch_threads is not None else process.threads,
             torch=host.torch or process.torch or None,
             cuda=host.cuda or process.cuda,
+            worker_states=worker_states(process),
         ),
     )
 
