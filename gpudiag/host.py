@@ -79,6 +79,7 @@ OPTIMIZER = re.compile(
     re.IGNORECASE,
 )
 H2D = re.compile(r"^(?:gpudiag::)?h2d$|^## ?(?:copy|move)_?batch_?to_?device ?##$", re.IGNORECASE)
+REPLAY = re.compile(r"^(?:gpudiag::)?graph_replay$")  # ours, of torch.cuda.CUDAGraph.replay: launching
 PY_SAVE = re.compile(r"torch/serialization\.py\(\d+\): save$")
 PY_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 
@@ -250,7 +251,7 @@ def host_work(timeline: Timeline, ops: GpuOps, launches: Launches | None, names:
         gc=named(ranges, names, GC).union(named(py_calls, names, GC)),
         allocator=named(calls, names, ALLOCATOR),
         profiler=profiler,
-        active=_active(calls, cpu_ops, threads, names),
+        active=_active(calls, cpu_ops, threads, names).union(_held(ranges, threads, names, REPLAY)),
         observed=_observed(cpu_ops, ranges, py_calls),
         stalled=_stalled(ops, launches, timeline.api_calls),
         wait_start=wait_start,

@@ -401,7 +401,8 @@ class Timeline:
     with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
     observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
     optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records.
-    step_source: what ends a step of ours: optimizer | loader | forward (a call of the model), "" where we did not mark them.
+    step_source: what ends a step of ours: optimizer | loader | forward (a call of the model) | replay (of a CUDA graph),
+    "" where we did not mark them.
     incomplete: why an unknown part of the recording is missing (a file cut short), "" when it is whole. Recorders do not
     write in the order of time, so what is left is no shorter recording but one with holes.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_inject_reads import ASSIGNMENTS, COPIES, READS, SILENT_ASSIGNMENTS, SILENT_COPIES, waits
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/expect.toml"))
@@ -118,3 +120,101 @@ def test_a_readback_is_laid_to_its_line(tmp_path: Path) -> None:
     diagnosis = profiled(SAMPLES / "readback_each_step" / "slow.py", tmp_path, "--with", "torch")
     (finding,) = [finding for finding in diagnosis["findings"] if finding["rule"] == "readback_each_step"]
     assert "slow.py:" in finding["where"]
+
+
+GRAPH_LOOP = """
+import json, sys, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)).cuda()
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3, capturable=True)
+batches = [torch.randn(64, 256, device="cuda") for _ in range(8)]
+x = batches[0].clone()
+def step():
+    opt.zero_grad(set_to_none=True)
+    loss = net(x).square().mean()
+    loss.backward()
+    opt.step()
+    return loss
+side = torch.cuda.Stream(); side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    for _ in range(3): step()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+opt.zero_grad(set_to_none=True)
+with torch.cuda.graph(graph):
+    loss = step()
+for i in range(200):
+    x.copy_(batches[i % 8]); graph.replay()
+json.dump([loss.item(), float(sum(p.double().sum() for p in net.parameters()))], open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.parametrize("recorder", ["torch", "nsys"])
+def test_a_training_loop_over_a_cuda_graph_is_recorded_by_replay_and_computes_the_same(
+    tmp_path: Path, recorder: str
+) -> None:
+    if recorder == "nsys" and shutil.which("nsys") is None:
+        pytest.skip("nsys is not installed")
+    script = tmp_path / "graph.py"
+    script.write_text(GRAPH_LOOP)
+    results = [tmp_path / "plain.json", tmp_path / "profiled.json"]
+    subprocess.run([sys.executable, str(script), str(results[0])], check=True, timeout=300)
+    target = tmp_path / "d.json"
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "-o",
+        str(tmp_path / "bundle"),
+        "--no-save",
+        "--with",
+        recorder,
+    ]
+    command += ["--warmup", "20", "--steps", "30", "--json", str(target), str(script), str(results[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]  # a capture that was disturbed raises in the script
+    plain, profiled = (json.loads(result.read_text()) for result in results)
+    assert profiled == pytest.approx(plain, rel=1e-6)
+    logs = [
+        json.loads(line) for file in tmp_path.glob("bundle/*/rank0.*.jsonl") for line in file.read_text().splitlines()
+    ]
+    whole = [r for r in logs if r["k"] == "step" and r["o"] == "optimizer" and not r.get("partial")]
+    assert len(whole) == 3 + 200
+    assert not [record for record in logs if record["k"] == "note"]
+    diagnosis = json.loads(target.read_text())
+    assert diagnosis["steps"]["source"] == "optimizer"
+    assert 25 <= diagnosis["steps"]["count"] + diagnosis["steps"]["warm_up"] <= 30
+    assert diagnosis["devices"][0]["kernels"] > 0
+
+
+REAL = """
+import torch
+x, other, plain = torch.randn(6, 4, device="cuda"), torch.randn(6, 4, device="cuda"), torch.zeros(6, 4)
+mask, rows, places = x > 0, (x > 0).any(1), torch.tensor([0, 1], device="cuda")
+picked = other.masked_select(mask)
+step = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step
+"""
+
+
+def test_what_is_noted_as_a_wait_is_one_by_cudas_own_word_and_the_rest_is_none(tmp_path: Path) -> None:
+    import torch
+
+    noted, silent = READS | COPIES | ASSIGNMENTS, [*SILENT_COPIES, *SILENT_ASSIGNMENTS]
+    names: dict[str, Any] = {}
+    exec(REAL, names)
+    warned = []
+    for line in [*noted, *silent]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            exec(line, names)
+            torch.cuda.set_sync_debug_mode("default")
+        if any("synchronizing CUDA operation" in str(warning.message) for warning in caught):
+            warned.append(line)
+    undetected = {
+        "x.unique()",
+        "x.unique_consecutive()",
+    }  # the debug mode is told of torch's own waits, not of Thrust's
+    assert set(warned) | undetected == set(noted) | undetected
+    assert waits(tmp_path, *noted, *silent, head=REAL) == noted

@@ -230,3 +230,14 @@ def test_pinning_counts_for_the_batch_it_delivered() -> None:
     fetches = {201: [fetch(0, 0, 10, 20), fetch(0, 0, 110, 120, fetcher=2)]}
     got = join_batches([batch(0, 5, 26, pids=[201]), batch(0, 105, 126, epoch=1)], fetches, pins, MAIN)
     assert got.pin_ns.tolist() == [3, 4]
+
+
+def test_steps_that_are_replays_of_a_cuda_graph_are_not_called_calls_of_the_model(tmp_path: Path) -> None:
+    def sign(*phases: str) -> str:
+        source = {"k": "source", "source": "forward", "at": 0, "from": 0}
+        steps = [step(n, n * MS, (n + 1) * MS, p={name: 5}) | {"o": "forward"} for n, name in enumerate(phases)]
+        log = read_process_log([write(tmp_path / "rank0.100.jsonl", process(), source, *steps)])
+        return attach(timeline(*((n, n * MS, (n + 1) * MS) for n in range(len(phases)))), log).step_source
+
+    assert sign("forward", "graph_replay", "graph_replay") == "replay"
+    assert sign("forward", "forward", "graph_replay") == "forward"

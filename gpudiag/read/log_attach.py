@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         )
         if steps
         else None,
-        step_source=source_of(process),
+        step_source=_step_sign(process, steps),
         sites=_sites(process),
         optimizer_params=_optimizer(process),
         observer_slowdown=slowdown,
@@ -61,6 +61,13 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
             worker_states=worker_states(process),
         ),
     )
+
+
+def _step_sign(process: Process, steps: Sequence[Record]) -> str:
+    """What a step was: `replay` where it is rather a replayed CUDA graph than a call of the model, else what ended it."""
+    source = source_of(process)
+    phases = Counter(phase for record in steps for phase in record.get("p", ()))
+    return "replay" if source == "forward" and phases["graph_replay"] > phases["forward"] else source
 
 
 def _with_load(host: HostInfo, log: ProcessLog, process: Process) -> HostInfo:

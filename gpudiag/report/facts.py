@@ -146,11 +146,12 @@ def headline(diagnosis: Diagnosis) -> str:
     return _LABEL.sub("", clean(diagnosis.verdict.headline))
 
 
-# What a step was taken to be. The first three are marked by `gpudiag profile`, the others were found in the recording.
+# What a step was taken to be. The first four are marked by `gpudiag profile`, the others were found in the recording.
 STEP_SOURCES = {
     "optimizer": "each ends with an optimizer step",
     "loader": "each takes a batch from the loader",
     "forward": "each is one call of the model",
+    "replay": "each is one replay of a CUDA graph",
     "inferred": "kernels that repeat",
     "annotation": "named ranges",
     "nvtx": "NVTX ranges",

@@ -13,17 +13,19 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
+from . import patch_graphs, patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
 from .fetches import Fetches
 from .imports import PostImport
 from .log import Log, clock
 from .patch_queue import shared_memory_error
 from .recorder import Recorder
 from .tracker import Emitter, Tracker
+from .unseen import keep_from_dynamo
 
 GC_NS = 200_000  # shorter collections are not worth a line
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher")
@@ -98,6 +100,7 @@ class Agent:
         self._ended = False
         self.tracker.owner = None
         self.tracker.emitter = Emitter()
+        self.tracker.quiet, self.tracker.capturing = threading.RLock(), {}  # another thread may have held the lock
         if self.recorder is not None:
             self.recorder.off = True
             self.recorder.forget_in_child()
@@ -130,6 +133,7 @@ class Agent:
     def _profile(self, torch: ModuleType) -> None:
         patch_torch.install(torch, self.tracker)
         patch_sync.install(torch, self.tracker)
+        patch_graphs.install(torch, self.tracker)
         patch_logging.install(self.imports, self.tracker)
         self.imports.when("torch._dynamo.callback", lambda module: patch_torch.compiling(module, self.tracker))
         self.imports.when("torch._dynamo.convert_frame", lambda module: patch_torch.recompiling(module, self.tracker))
@@ -146,6 +150,7 @@ class Agent:
             self.recorder = NvtxWindow(torch, self.folder, "", self.log, self.tracker, self.asked, self.rank)
             patch_torch.own_profiler(torch, _NoRecorder(), self.tracker)
             self.recorder.begin_early()
+        keep_from_dynamo(torch)
 
     def _watch_process_group(self, torch: Any) -> None:
         """A spawned child that joins a process group is a rank and gets a profile from then on."""

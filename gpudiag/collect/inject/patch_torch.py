@@ -26,10 +26,13 @@ def forget(error: BaseException) -> None:
 
 
 def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool = False) -> Callable[..., Any]:
-    """`function` as a phase. Inside a phase of the same name it is called as it is."""
+    """`function` as a phase. Inside a phase of the same name it is called as it is, and Dynamo takes it for what it wraps."""
+    compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_dynamo_compiling", bool)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return function(*args, **kwargs)
         if not tracker.mine() or tracker.inside(name):
             try:
                 return function(*args, **kwargs)
@@ -48,6 +51,21 @@ def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool 
     return wrapper
 
 
+def replace(torch: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a method of Tensor, and let it pass where torch has listed the method itself: such a list is compared with what
+    Tensor holds under the name, and a lazy module's parameters refuse every method that is not on theirs."""
+    method = getattr(torch.Tensor, name)
+    wrapper = wrapped(method)
+    wrapper.__module__, wrapper.__qualname__ = "torch", "Tensor." + name  # how it is pickled
+    setattr(torch.Tensor, name, wrapper)
+    allowed = getattr(getattr(torch.nn.parameter, "UninitializedTensorMixin", None), "_allowed_methods", ())
+    if isinstance(allowed, list) and method in allowed:
+        allowed.append(wrapper)
+    passed_on = getattr(sys.modules.get("torch._prims_common"), "torch_function_passthrough", ())
+    if isinstance(passed_on, set) and method in passed_on:
+        passed_on.add(wrapper)
+
+
 def install(torch: ModuleType, tracker: Tracker) -> None:
     _optimizers(torch, tracker)
     _modules(torch, tracker)
@@ -55,8 +73,7 @@ def install(torch: ModuleType, tracker: Tracker) -> None:
     autograd.backward = phase(tracker, "backward", autograd.backward)
     autograd.grad = phase(tracker, "backward", autograd.grad)
     torch.save = phase(tracker, "checkpoint", torch.save, site=True)
-    torch.Tensor.to = _to_device(tracker, torch, torch.Tensor.to)
-    torch.Tensor.cuda = phase(tracker, "h2d", torch.Tensor.cuda)
+    replace(torch, "cuda", lambda cuda: phase(tracker, "h2d", cuda))
     _fsync(tracker)
 
 
@@ -88,6 +105,9 @@ def _optimizers(torch: Any, tracker: Tracker) -> None:
                     tracker.log.write(_parameters(current))
                 tracker.turn("optimizer", id(current))
 
+    for hook in (before, after):
+        # a compiled optimizer breaks its graph here, where torch has a break of its own, and without a word about it
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     hooks.register_optimizer_step_pre_hook(before)
     hooks.register_optimizer_step_post_hook(after)
 
@@ -129,33 +149,6 @@ def _modules(torch: Any, tracker: Tracker) -> None:
     __call__.__qualname__ = call.__qualname__
     __call__.__name__ = call.__name__
     torch.nn.Module.__call__ = __call__
-
-
-def _to_device(tracker: Tracker, torch: Any, to: Callable[..., Any]) -> Callable[..., Any]:
-    device_type = torch.device
-
-    @functools.wraps(to)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        target = args[0] if args else kwargs.get("device")
-        try:
-            if (
-                isinstance(target, (str, int, device_type))
-                and self.device.type == "cpu"
-                and device_type(target).type != "cpu"
-                and tracker.mine()
-                and not tracker.inside("h2d")
-            ):
-                tracker.push("h2d")
-                try:
-                    return to(self, *args, **kwargs)
-                finally:
-                    tracker.pop()
-            return to(self, *args, **kwargs)
-        except BaseException as error:
-            forget(error)
-            raise
-
-    return wrapper
 
 
 def _fsync(tracker: Tracker) -> None:

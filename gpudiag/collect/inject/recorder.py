@@ -92,13 +92,18 @@ class Recorder:
 
     def on_step(self, count: int, source: str) -> None:
         """Between two steps: `count` steps of `source` are complete."""
-        now = time.monotonic_ns()
+        with self._tracker.quiet:
+            self._decide(count, source, time.monotonic_ns())
+
+    def _decide(self, count: int, source: str, now: int) -> None:
         if source != self._source:
             # a stronger sign of steps: what was recorded by the weaker one (an evaluation before training) is replaced
             self._source, self._base_count, self._base_time, self._done = source, count, now, False
             self._began_count = count
         if self.off or self._stopping or (self._profile is not None and threading.get_ident() != self._thread):
             return  # torch's profiler follows one thread and can be ended by that one only
+        if self._tracker.capturing:
+            return  # a CUDA graph, in another thread: starting and stopping synchronise, which would break it
         if self._profile is not None and self._kind == "steps":
             recorded = count - self._began_count
             if recorded >= self._steps:
@@ -194,7 +199,7 @@ class Recorder:
         self._tracker.detach(Emitter())
         self._tracker.recording = False
         try:
-            return self._profiler.end(self._cuda)
+            return self._profiler.end(self._cuda and not self._tracker.capturing)
         finally:
             self.inside = False
 
@@ -276,6 +281,8 @@ class Recorder:
             if sampling:
                 for sampler in self._samplers:
                     sampler.sample()
+            if self._tracker.capturing:
+                continue  # a recording can neither start nor end now
             now = time.monotonic_ns()
             reason = ""
             if self._profile is not None:
@@ -300,19 +307,26 @@ class Recorder:
 
     def _on_pending(self, _argument: Any) -> int:
         try:
-            reason, recording = self._requests[0] if self._requests else ("", -1)
-            # inside: this call has struck in the midst of our own dealings with the profiler; the watch asks again
-            if not self.inside and not self._tracker.critical and recording == self._recordings and not self.off:
-                if reason != "early":
-                    self._stop(reason)
-                    self.off = self.off or reason == "asked"
-                elif self._profile is None and not self._source and self._may_start():
-                    self._start("early")
+            with self._tracker.quiet:
+                self._answer(*(self._requests[0] if self._requests else ("", -1)))
         except Exception as error:  # a callback from C: nobody above could take it
             self._log.write({"k": "note", "note": "stopping the recording failed: %s" % error})
         finally:
             del self._requests[:]
         return 0
+
+    def _answer(self, reason: str, recording: int) -> None:
+        # inside: this call has struck in the midst of our own dealings with the profiler; the watch asks again
+        amid = self.inside or self._tracker.critical or self._tracker.capturing
+        # torch writes a warning to stderr for each of its own ranges that is open at the stop, and a compilation is full of them
+        amid = amid or (reason == "time" and self._tracker.inside("compile"))
+        if amid or self.off or recording != self._recordings:
+            return
+        if reason != "early":
+            self._stop(reason)
+            self.off = self.off or reason == "asked"
+        elif self._profile is None and not self._source and self._may_start():
+            self._start("early")
 
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

@@ -71,6 +71,9 @@ class Tracker:
         self.emitter = Emitter()
         self.recording = False
         self.critical = False  # our own ranges are being opened or closed: no moment to end a recording
+        self.capturing: Dict[int, int] = {}  # CUDA graphs (by id) that are being captured, and the thread of each
+        self.captured: Dict[int, int] = {}  # CUDA graphs (by id) that hold a step of an optimizer, and its key
+        self.quiet = threading.RLock()  # held while a recording starts or ends, and while a capture begins
         self.owner = threading.main_thread().ident
         self.source = ""
         self.count = 0  # completed steps of this source
@@ -172,6 +175,8 @@ class Tracker:
     @_guarded
     def turn(self, source: str, key: int) -> None:
         """A sign that a step may be over: an optimizer has stepped, a loader is asked, a model is called."""
+        if self.capturing and self._into_graph(source, key):
+            return
         known = SOURCES.index(self.source) if self.source else -1
         rank = SOURCES.index(source)
         if rank < known:
@@ -184,6 +189,14 @@ class Tracker:
                 self._close(time.monotonic_ns(), whole=False)
         if self._cycles[source].turn(key):
             self.boundary()
+
+    def _into_graph(self, source: str, key: int) -> bool:
+        """Whether this thread captures a CUDA graph: then nothing runs now, and each replay will be what is seen here."""
+        graphs = [graph for graph, thread in list(self.capturing.items()) if thread == threading.get_ident()]
+        if source == "optimizer":
+            for graph in graphs:
+                self.captured.setdefault(graph, key)
+        return bool(graphs)
 
     def boundary(self) -> None:
         """End the step in progress and begin the next; phases that are open across it are split."""
