@@ -381,5 +381,5 @@ def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
         files=files,
         collector=f"nsys {nsys.nsys_version(found)}" if (found := find_nsys()) else capture.collector,
         notes=(*capture.notes, *report.warnings),
-        failed=report.failed or capture.failed,
+        failed=capture.failed or report.failed,  # a script without torch opens no window: that is the reason
     )
