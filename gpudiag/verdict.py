@@ -124,7 +124,7 @@ _BOUND_BY: dict[str, BoundBy] = {
 
 
 def _places(finding: Finding) -> str:
-    return ", ".join(f"rank {rank}, GPU {device}" for rank, device in finding.devices)
+    return ", ".join(f"rank {rank}, {'CPU' if device < 0 else f'GPU {device}'}" for rank, device in finding.devices)
 
 
 def average_shares(scopes: Sequence[Scope]) -> dict[str, float]:
