@@ -23,7 +23,9 @@ NOT_INSIDE = (
     "gpudiag could not get inside the script: no process that imports torch was reached (python -I, -E or -S, or a "
     "PYTHONPATH of its own)"
 )
-
+ENDED_EARLY = (
+    "the script was ended before it had imported torch, or gpudiag could not get inside it: nothing was recorded"
+)
 NO_TORCH = "{}{} did not import torch: there is nothing to record"
 RUNS_ON = "the script still ran when this was judged: the report is written again when it has ended"
 
@@ -87,7 +89,7 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch", warmup: int | No
         leftover.unlink(missing_ok=True)
     failed = ""
     if not log.processes:
-        failed = NOT_INSIDE
+        failed = ENDED_EARLY if outcome.killed_by else NOT_INSIDE
         if log.without_torch:
             ended = f" ended with exit code {outcome.exit_code} and" if outcome.exit_code else ""
             failed = NO_TORCH.format(", ".join(log.without_torch), ended)
