@@ -85,10 +85,15 @@ def run_tables(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         about += " The account above is over the steady steps."
     tables = [
         _table("devices", "Devices", about, columns, devices, set(columns[2:])),
-        _dicts("ranks", "Ranks", "One row a rank of the job.", diagnosis.ranks),
+        _dicts("ranks", "Ranks", "One row a rank of the job.", [_named(row) for row in diagnosis.ranks]),
         _dicts("loaders", "Data loaders", "How each DataLoader was built.", diagnosis.loaders),
     ]
     return [table for table in tables if table["rows"]]
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A rank without GPU work has no device number."""
+    return {**row, "device": "CPU"} if row.get("device") == -1 else row
 
 
 def metric_rows(diagnosis: Diagnosis) -> list[dict[str, str]]:

@@ -76,6 +76,12 @@ class Agent:
         if self._ended:
             return
         self._ended = True
+        try:
+            self._finish()
+        except MemoryError:  # there is none left, not even for a note; nothing of ours may stand on the script's stderr
+            self.log.closed = True
+
+    def _finish(self) -> None:
         if self.recorder is not None:
             self.recorder.finish()
         if self.torch is None and self.role == "main":

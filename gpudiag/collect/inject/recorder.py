@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import mmap
 import os
 import threading
 import time
@@ -32,6 +33,7 @@ WINDOW_NS = 60 * NS  # a window of slow steps ends after this, having at least o
 EARLY_HEAP = 64 << 20  # 300 000 events
 STEP_HEAP = ((5, 64 << 20), (3, 128 << 20), (1, 256 << 20))  # with at least so many steps
 HARD_HEAP = 512 << 20  # in the middle of a step
+RESERVE = 64 << 20  # of address space, never touched: for saving a recording where the script has left no memory
 POLL_S = 0.05
 SAMPLE_S = 0.005  # while a planned window records: which line runs outside all phases; some 1 % of one CPU
 MOST_VAIN_STARTS = 10
@@ -79,6 +81,7 @@ class Recorder:
         self._samplers = (LineSampler(tracker, log), WorkerStates(tracker, log))
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
+        self._reserve = _reserve()
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
         self.off = False  # for good
 
@@ -147,6 +150,8 @@ class Recorder:
 
     def finish(self) -> None:
         """The process is about to end."""
+        if self._reserve is not None:
+            self._reserve.close()
         self._stop("end")
         self.off = True
 
@@ -330,6 +335,14 @@ class Recorder:
 
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+def _reserve() -> Optional[mmap.mmap]:
+    """None where there is no such room: ulimit -v is as low as that."""
+    try:
+        return mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError):
+        return None
 
 
 def touch(path: str) -> None:
