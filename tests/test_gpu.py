@@ -103,6 +103,14 @@ def test_nvml_samples_reach_the_metrics(tmp_path: Path) -> None:
         assert diagnosis["metrics"][name].get("value") is not None, diagnosis["metrics"][name]
 
 
+def test_torchs_allocator_is_read_between_the_steps(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
+    spare, grown = (diagnosis["metrics"][name].get("value") for name in ("memory_fragmented_share", "memory_growth"))
+    assert spare is not None
+    assert 0 <= spare < 1
+    assert grown == pytest.approx(0, abs=0.01), "what a healthy training keeps does not grow from step to step"
+
+
 def test_launches_join_their_kernels(tmp_path: Path) -> None:
     diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
     assert diagnosis["metrics"]["launches_missing_share"]["value"] < 0.01

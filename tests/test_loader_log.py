@@ -241,3 +241,16 @@ def test_steps_that_are_replays_of_a_cuda_graph_are_not_called_calls_of_the_mode
 
     assert sign("forward", "graph_replay", "graph_replay") == "replay"
     assert sign("forward", "forward", "graph_replay") == "forward"
+
+
+def test_the_allocators_figures_become_memory_events_with_the_peaks_last(tmp_path: Path) -> None:
+    def alloc(at: int, allocated: int, peak: int) -> dict[str, Any]:
+        return {"k": "alloc", "at": at, "d": 0, "a": allocated, "r": 90, "pa": peak, "pr": 100}
+
+    records = [process(), step(0, 0, 10), alloc(11, 40, 70), step(1, 12, 20), alloc(21, 50, 80)]
+    log = read_process_log([write(tmp_path / "rank0.100.jsonl", *records)])
+    memory = attach(timeline((0, 1000, 1010), (1, 1012, 1020)), log).memory
+    assert memory is not None
+    assert memory.start.tolist() == [1011, 1021, 1021]
+    assert memory.allocated.tolist() == [40, 50, 80]
+    assert memory.reserved.tolist() == [90, 90, 100]

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.copies import PCIE_LANE_BYTES_PER_S
-from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_LONGER, Value, inapplicable, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Samples
 
@@ -125,8 +125,8 @@ def _allocator(scope: Scope) -> dict[str, Value]:
     events = scope.timeline.memory
     mine = events.take(events.device == scope.device) if events is not None and scope.ops is not None else None
     if mine is None or not len(mine):
-        reason = "the allocator's events were not recorded (torch.profiler with profile_memory=True)"
-        return {"memory_fragmented_share": missing("memory_fragmented_share", reason, NOTHING)}
+        reason = "what torch's allocator held was not recorded"
+        return {"memory_fragmented_share": missing("memory_fragmented_share", reason, PROFILE)}
     at_peak = int(mine.allocated.argmax())
     reserved = max(1, int(mine.reserved[at_peak]))
     spare = 1 - int(mine.allocated[at_peak]) / reserved

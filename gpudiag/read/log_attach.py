@@ -12,7 +12,7 @@ import numpy as np
 from gpudiag.intervals import Int64
 from gpudiag.read.loader_log import Process, ProcessLog, Record, source_of, steps_of
 from gpudiag.read.log_loaders import loader_records, shifted, worker_states
-from gpudiag.timeline import CallSite, HostInfo, Ranges, StepLog, Timeline
+from gpudiag.timeline import CallSite, HostInfo, MemoryEvents, Ranges, StepLog, Timeline
 
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
@@ -52,6 +52,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         step_source=_step_sign(process, steps),
         sites=_sites(process),
         optimizer_params=_optimizer(process),
+        memory=timeline.memory if timeline.memory is not None else _memory(process, offset),
         observer_slowdown=slowdown,
         host=replace(
             _with_load(host, log, process),
@@ -172,6 +173,19 @@ def _add(table: dict[tuple[str, str, str], list[int]], key: tuple[str, str, str]
 def _optimizer(process: Process) -> tuple[int, int] | None:
     records = process.of("optimizer")
     return (max(r["params"] for r in records), max(r["bytes"] for r in records)) if records else None
+
+
+def _memory(process: Process, offset: int) -> MemoryEvents | None:
+    """What torch's allocator held between the recorded steps, and as the last row of each GPU its peaks, which fell within."""
+    records = process.of("alloc")
+    if not records:
+        return None
+    last = {record["d"]: record for record in records}
+    rows = [(record["at"], record["d"], record["a"], record["r"]) for record in records]
+    rows += [(record["at"], record["d"], record["pa"], record["pr"]) for record in last.values()]
+    table = np.array(sorted(rows, key=lambda row: row[0]), np.int64)  # stable: the peaks stay behind
+    at = table[:, 0] + offset
+    return MemoryEvents(at, at, table[:, 1].astype(np.int32), table[:, 2], table[:, 3])
 
 
 def _with_collections(timeline: Timeline, process: Process, offset: int) -> Timeline:

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .cpu_wait import machine
 from .log import Log, clock
-from .memory import heap
+from .memory import allocator, heap
 from .sampler import LineSampler, WorkerStates
 from .torch_trace import Profiler, TorchEmitter
 from .tracker import Emitter, Tracker
@@ -108,6 +108,7 @@ class Recorder:
         if self._tracker.capturing:
             return  # a CUDA graph, in another thread: starting and stopping synchronise, which would break it
         if self._profile is not None and self._kind == "steps":
+            self._note_memory()
             recorded = count - self._began_count
             if recorded >= self._steps:
                 self._stop("complete", recorded)
@@ -124,10 +125,17 @@ class Recorder:
             elif self._may_start() and self._is_prepared():
                 self._start("steps")
                 self._began_count = count
+                self._note_memory()
                 self._watch()
 
     def _grown(self) -> int:
         return heap() - self._memory
+
+    def _note_memory(self) -> None:
+        """The GPU's memory between two steps, where a leak shows, and the peaks, which lie within."""
+        found = allocator(self._torch)
+        if found:
+            self._log.write({"k": "alloc", "at": time.monotonic_ns(), **found})
 
     def _write_samples(self) -> None:
         for sampler in self._samplers:
