@@ -320,7 +320,7 @@ class DeviceInfo:
 class LoaderInfo:
     """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered.
 
-    Of its workers, the largest of each: worker_threads of torch's own, worker_tasks all threads of the process, worker_cpus
+    Of its workers, the largest of each: worker_threads of torch's own, worker_os_threads all threads of the process, worker_cpus
     that it may use (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
     built. shm_error: what was said when a worker died of it. transforms: (name, calls, ns) over the run, the longest first;
     empty where they were not timed one by one.
@@ -339,7 +339,7 @@ class LoaderInfo:
     in_memory: bool
     batches: int = 0
     worker_threads: int = 1
-    worker_tasks: int | None = None
+    worker_os_threads: int | None = None
     worker_cpus: int | None = None
     batch_bytes: int | None = None
     shm_bytes: int | None = None

@@ -104,7 +104,9 @@ TRANSFORMS = """
 
 @pytest.mark.parametrize(("kind", "workers"), [("v1", 0), ("v2", 1)])
 def test_each_transform_is_timed_on_request(tmp_path: Path, kind: str, workers: int) -> None:
-    run = profiled(tmp_path, TRANSFORMS, "--transforms", words=(kind, str(workers)))
+    page = tmp_path / "report.html"
+    run = profiled(tmp_path, TRANSFORMS, "--transforms", "--html", str(page), words=(kind, str(workers)))
+    assert "ConvertImageDtype" in page.read_text()
     transforms = {name: (calls, ns) for name, calls, ns in run.diagnosis["loaders"][0]["transforms"]}
     assert next(iter(transforms)) == "slow"
     assert set(transforms) == {"slow", "Compose", "ConvertImageDtype"}  # an inner Compose is one of the outer's

@@ -80,7 +80,7 @@ def _workers(scope: Scope, fetched: LoaderBatches, loader: LoaderInfo) -> Iterat
         yield value("loader_helper_share", share, "loader records")
     else:
         yield missing("loader_helper_share", "the CPU time of the workers' threads was not recorded", PROFILE)
-    for name, number in (("worker_threads", loader.worker_tasks), ("worker_cpus", loader.worker_cpus)):
+    for name, number in (("worker_threads", loader.worker_os_threads), ("worker_cpus", loader.worker_cpus)):
         if number is None:
             yield missing(name, "no worker fetched two batches while it was recorded", PROFILE)
         else:
