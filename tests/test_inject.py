@@ -16,7 +16,7 @@ import pytest
 
 from gpudiag.collect.inject.imports import PostImport
 from gpudiag.collect.inject.log import Log
-from gpudiag.collect.inject.memory import allocator
+from gpudiag.collect.inject.memory import allocator, out_of_memory
 from gpudiag.collect.inject.tracker import Cycle, Emitter, Tracker
 from gpudiag.collect.inject.where import user_line
 from gpudiag.collect.torch_profiler import BOOTSTRAP
@@ -413,3 +413,30 @@ def test_torchs_own_counters_have_the_names_that_are_read() -> None:
         "reserved_bytes.{all,large_pool,small_pool}",
     ):
         assert name in source
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch.OutOfMemoryError is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"), "gpu"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.90 GiB total capacity)"),
+            "gpu",
+        ),  # torch 1
+        (MemoryError(), "host"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+            "host",
+        ),
+        (RuntimeError("shapes cannot be multiplied"), None),
+        (None, None),
+    ],
+)
+def test_whose_memory_ran_out_is_read_off_the_exception(error: BaseException | None, whose: str | None) -> None:
+    found = out_of_memory(error)
+    assert found.get("of") == whose
+    assert "\n" not in found.get("said", "")

@@ -324,3 +324,24 @@ def test_work_on_a_batch_in_the_training_thread_is_told_from_other_code(tmp_path
     late = profiled(tmp_path, script, words=("after",))
     assert late.metric("before_launch_lost") < 5e6  # type: ignore[operator]
     assert "host_code_outside_phases" in late.standing()
+
+
+def test_a_run_that_ends_for_lack_of_memory_says_so_first(tmp_path: Path) -> None:
+    script = """
+        class Hoarder(Dataset):
+            def __init__(self):
+                self.kept = []
+            def __len__(self):
+                return 400
+            def __getitem__(self, i):
+                if i == 250:
+                    self.kept.append(bytearray(1 << 50))
+                return torch.ones(64)
+        if __name__ == "__main__":
+            train(DataLoader(Hoarder(), batch_size=4), 64)
+    """
+    run = profiled(tmp_path, script)
+    assert run.code == 1
+    assert run.err.split("gpudiag")[0].rstrip().endswith("MemoryError")
+    assert run.finding("host_out_of_memory")["severity"] == "critical"
+    assert "gpu_out_of_memory" not in run.standing()

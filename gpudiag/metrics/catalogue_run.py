@@ -215,6 +215,18 @@ MEMORY = (
         "memory in use at the window's last sample - at its first, over the GPU's memory",
         "a leak for certain: the allocator keeps freed blocks, and a cache fills once",
     ),
+    M(
+        "gpu_out_of_memory",
+        "flag",
+        "1 when an exception that says that the GPU's memory ran out ended the script",
+        "one that the script caught",
+    ),
+    M(
+        "host_out_of_memory",
+        "flag",
+        "1 when an exception that says that the host's memory ran out ended the script",
+        "the kernel's killing of a process",
+    ),
 )
 
 POWER = (

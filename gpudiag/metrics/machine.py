@@ -33,7 +33,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield _foreign(scope)
     yield from _nvlinks(scope)
     allocator = _allocator(scope)
-    yield allocator["memory_fragmented_share"]
+    yield allocator.pop("memory_fragmented_share")
     samples = _busy(scope)
     if samples is None or not len(samples):
         for name in NAMES:
@@ -44,13 +44,16 @@ def measure(scope: Scope) -> Iterator[Value]:
         share = samples.memory_used[known] / samples.memory_total[known]
         yield value("memory_peak_share", float(share.max()), "nvml")
         inside = share[scope.window.contains(samples.start[known])]
-        if inside.size > 1:
+        if "memory_growth" in allocator:  # NVML sees what the allocator keeps, and other processes
+            yield allocator["memory_growth"]
+        elif inside.size > 1:
             yield value("memory_growth", float(inside[-1] - inside[0]), "nvml")
         else:
             yield missing("memory_growth", "NVML gave fewer than two samples inside the window", PROFILE_LONGER)
     else:
-        yield missing("memory_peak_share", "NVML did not give the memory in use", PROFILE)
-        yield missing("memory_growth", "NVML did not give the memory in use", PROFILE)
+        reason = "NVML did not give the memory in use"
+        yield allocator.get("memory_peak_share") or missing("memory_peak_share", reason, PROFILE)
+        yield allocator.get("memory_growth") or missing("memory_growth", reason, PROFILE)
     yield from of_busy(samples)
 
 

@@ -49,6 +49,8 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))
         texts["recompile_where"], texts["recompile_reason"] = worst.where, worst.detail
+    for said in scope.timeline.host.out_of_memory.values():
+        texts["out_of_memory_said"] = said
     if scope.timeline.host.debug_switches:
         texts["debug_switch_names"] = ", ".join(scope.timeline.host.debug_switches)
     info = scope.timeline.devices.get(scope.device)

@@ -60,6 +60,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
             torch=host.torch or process.torch or None,
             cuda=host.cuda or process.cuda,
             worker_states=worker_states(process),
+            out_of_memory={record["of"]: record["said"] for record in process.of("oom")},
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -66,3 +66,13 @@ def allocator(torch: Any) -> Dict[str, int]:
         return found
     except (RuntimeError, KeyError, AttributeError):  # another backend of the allocator
         return {}
+
+
+def out_of_memory(error: Optional[BaseException]) -> Dict[str, str]:
+    """`of` gpu | host: whose memory an exception says ran out, and what it `said`; empty where it says nothing of the kind."""
+    text = str(error).strip().split("\n", 1)[0][:300] if error is not None else ""
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+        return {"of": "gpu", "said": text}
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return {"of": "host", "said": text or "MemoryError"}
+    return {}
