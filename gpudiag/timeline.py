@@ -320,8 +320,8 @@ class DeviceInfo:
 class LoaderInfo:
     """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered.
 
-    Of its workers, the largest of each: worker_threads of torch's own, worker_os_threads all threads of the process, worker_cpus
-    that it may use (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
+    Of its workers: worker_threads of torch's own and worker_os_threads all of a process, the largest; worker_cpus that they may
+    run on, together (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
     built. shm_error: what was said when a worker died of it. transforms: (name, calls, ns) over the run, the longest first;
     empty where they were not timed one by one.
     """

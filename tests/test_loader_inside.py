@@ -345,3 +345,31 @@ def test_a_run_that_ends_for_lack_of_memory_says_so_first(tmp_path: Path) -> Non
     assert run.err.split("gpudiag")[0].rstrip().endswith("MemoryError")
     assert run.finding("host_out_of_memory")["severity"] == "critical"
     assert "gpu_out_of_memory" not in run.standing()
+
+
+@pytest.mark.parametrize("pinned", ["all to one", "each to its own"])
+def test_a_mask_that_the_script_sets_counts_and_one_cpu_for_each_worker_is_no_narrow_one(
+    tmp_path: Path, pinned: str
+) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    script = f"""
+        class Images(Dataset):
+            def __len__(self):
+                return 480
+            def __getitem__(self, i):
+                work(0.003)
+                return torch.ones(64)
+        def pin(worker):
+            if sys.argv[1] == "each to its own":
+                os.sched_setaffinity(0, [{cpus}[worker]])
+        if __name__ == "__main__":
+            if sys.argv[1] == "all to one":  # as some imported libraries do
+                os.sched_setaffinity(0, [{cpus[0]}])
+            train(DataLoader(Images(), batch_size=8, num_workers=2, worker_init_fn=pin), 64)
+    """
+    run = profiled(tmp_path, script, words=(pinned,))
+    assert run.metric("usable_cpus") == (1 if pinned == "all to one" else 2)
+    restricted = "cpus_restricted" in {finding["rule"] for finding in run.diagnosis["findings"]}
+    assert restricted == (pinned == "all to one")

@@ -138,7 +138,12 @@ LOADER_WORK = (
         _LOADER,
     ),
     M("worker_threads", "count", "threads of a worker process after its second batch, all of them", source=_LOADER),
-    M("worker_cpus", "count", "CPUs that a worker process may use by its affinity", source=_LOADER),
+    M(
+        "worker_cpus",
+        "count",
+        "different CPUs that the worker processes may run on by their affinity, together",
+        source=_LOADER,
+    ),
     M(
         "loader_workers_working",
         "count",
