@@ -87,8 +87,7 @@ def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
     grad_enabled = torch.is_grad_enabled
     loader_class = data.DataLoader
     iterator_class = data.dataloader._BaseDataLoaderIter
-    workers_class = data.dataloader._MultiProcessingDataLoaderIter
-    loader_init, iterator_init, workers_init = loader_class.__init__, iterator_class.__init__, workers_class.__init__
+    loader_init, iterator_init = loader_class.__init__, iterator_class.__init__
     iterate = loader_class.__iter__
     reset, advance = iterator_class._reset, iterator_class.__next__
     log = tracker.log
@@ -116,12 +115,6 @@ def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
             forget(error)
             raise
 
-    @functools.wraps(workers_init)
-    def init_workers(self: Any, loader: Any) -> None:
-        # its own __init__ makes the queue and asks for the first batches: wrapped as soon as the queue is there
-        workers_init(self, loader)
-        self._gpudiag_arrivals = Arrivals(getattr(self, "_worker_result_queue", None))
-
     @functools.wraps(iterate)
     def __iter__(self: Any) -> Any:  # noqa: N807
         # Workers that start anew at each epoch start here, before the first next: in a run under way that is waiting for data.
@@ -129,7 +122,11 @@ def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
         if waiting:
             tracker.push(tracker.waits_in(self.__dict__.get("_gpudiag_loader", -1), grad_enabled()))
         try:
-            return iterate(self)
+            iterator = iterate(self)
+            queue = getattr(iterator, "_worker_result_queue", None)
+            if queue is not None and "_gpudiag_arrivals" not in iterator.__dict__:
+                iterator._gpudiag_arrivals = Arrivals(queue)
+            return iterator
         except BaseException as error:
             forget(error)
             raise
@@ -181,7 +178,8 @@ def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
                 record = {"k": "batch", "l": state[0], "it": state[1], "e": state[2], "n": state[3], "b": number}
                 record.update(s=began, t=ended)
                 if workers:
-                    record.update(self._gpudiag_arrivals.of(number))
+                    arrivals = self.__dict__.get("_gpudiag_arrivals")
+                    record.update(arrivals.of(number) if arrivals is not None else {})
                     if state[3] == 0:
                         record["pids"] = tracker.workers = [worker.pid for worker in workers]
                     if state[3] < MEASURED_BATCHES:
@@ -192,7 +190,6 @@ def _loaders(data: Any, tracker: Tracker, torch: Any) -> None:
     loader_class.__init__ = init_loader
     loader_class.__iter__ = __iter__
     iterator_class.__init__ = init_iterator
-    workers_class.__init__ = init_workers
     iterator_class._reset = reset_iterator
     iterator_class.__next__ = __next__
     # next() finds the slot of the class that defines it; subclasses inherit both
