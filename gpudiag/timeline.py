@@ -246,7 +246,8 @@ class CallSite:
     """A place in the user's code that did something costly, from gpudiag's own records over the whole run.
 
     kind: readback (reads a device value: .item(), .cpu(), print(tensor)) | checkpoint | log | compile. what: the call,
-    `Tensor.item`; where: the user's file:line; count, total_ns: over `steps` steps; detail: e.g. the recompilation reason.
+    `Tensor.item`; where: the user's file:line; count, total_ns: over `steps` steps (0: not by step, over all of the run);
+    detail: e.g. the recompilation reason.
     """
 
     kind: str
@@ -255,6 +256,20 @@ class CallSite:
     count: int
     total_ns: int
     detail: str = ""
+    steps: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Where the training thread was at moments of the recorded window some ms apart, from gpudiag's own records.
+
+    at: ns, rising; place: code into places, `train.py:42` each. process: whose thread.
+    """
+
+    at: Int64
+    place: Int32
+    places: tuple[str, ...]
+    process: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,6 +437,7 @@ class Timeline:
     step_log: StepLog | None = None
     step_source: str = ""
     sites: tuple[CallSite, ...] = ()
+    looks: Looks | None = None
     optimizer_params: tuple[int, int] | None = None
     samples: Samples | None = None
     memory: MemoryEvents | None = None

@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 from test_inject_reads import ASSIGNMENTS, COPIES, READS, SILENT_ASSIGNMENTS, SILENT_COPIES, waits
 
+from gpudiag.bundle import read_bundle
+from gpudiag.metrics.wait_lines import wait_lines
+from gpudiag.read import open_bundle
+from gpudiag.scope import scopes_of
+
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/expect.toml"))
 
@@ -239,3 +244,37 @@ def test_what_is_noted_as_a_wait_is_one_by_cudas_own_word_and_the_rest_is_none(t
     }  # the debug mode is told of torch's own waits, not of Thrust's
     assert set(warned) | undetected == set(noted) | undetected
     assert waits(tmp_path, *noted, *silent, head=REAL) == noted
+
+
+MASKED = """
+import torch
+net = torch.nn.Linear(2048, 2048).cuda()
+opt = torch.optim.SGD(net.parameters(), lr=0.0)
+x = torch.randn(8192, 2048, device="cuda")
+for _ in range(120):
+    opt.zero_grad()
+    for _ in range(8): y = net(x)
+    kept = y[y[:, 0] > 0]  # masks
+    for _ in range(8): y = net(x)
+    places = torch.nonzero(y[:, 0] > 0)  # places
+    kept.sum().backward()
+    opt.step()
+"""
+
+
+def test_waits_that_no_wrapper_sees_are_laid_to_their_lines(tmp_path: Path) -> None:
+    script = tmp_path / "masked.py"
+    script.write_text(MASKED)
+    profiled(script, tmp_path, "--with", "torch", "--steps", "40")
+    (timeline,) = open_bundle(read_bundle(tmp_path / "bundle")).timelines
+    (scope,) = scopes_of(timeline)
+    found = {line.where.rpartition("/")[2]: line for line in wait_lines(scope)}
+    marks = {
+        name: f"masked.py:{n}"
+        for n, line in enumerate(MASKED.splitlines(), 1)
+        for name in ("masks", "places")
+        if f"# {name}" in line
+    }
+    assert found[marks["masks"]].count == pytest.approx(1, abs=0.2)
+    assert found[marks["masks"]].what == "tensor[mask]"
+    assert found[marks["places"]].what == "aten::nonzero"

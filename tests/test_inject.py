@@ -17,6 +17,7 @@ import pytest
 from gpudiag.collect.inject.imports import PostImport
 from gpudiag.collect.inject.log import Log
 from gpudiag.collect.inject.memory import allocator, out_of_memory
+from gpudiag.collect.inject.sampler import LineSampler
 from gpudiag.collect.inject.tracker import Cycle, Emitter, Tracker
 from gpudiag.collect.inject.where import user_line
 from gpudiag.collect.torch_profiler import BOOTSTRAP
@@ -365,6 +366,26 @@ def test_time_outside_all_phases_is_laid_to_the_line_that_takes_it(tmp_path: Pat
     assert where.rpartition("/")[2] in ("script.py:13", "script.py:12")
     assert count >= 8  # the sampler may wake late
     assert length > 0.5 * 20 * 20_000_000  # half of 20 steps of 20 ms; a busy machine stretches it
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_run_each_look_is_kept_with_its_moment_phase_or_not(on_gpu: bool, tracked: SimpleNamespace) -> None:
+    sampler = LineSampler(tracked.tracker, tracked.written, lambda: on_gpu)
+    sampler.sample()  # the first only begins
+    tracked.tracker.push("forward")
+    sampler.sample()
+    tracked.tracker.pop()
+    sampler.sample()
+    sampler.write()
+    sampler.write()
+    kept = [line for line in tracked.written.lines if line["k"] == "looks"]
+    assert len(kept) == on_gpu
+    for record in kept:
+        assert [record["places"][n].rpartition("/")[2].split(":")[0] for n in record["n"]] == ["test_inject.py"] * 2
+        assert len(set(record["n"])) == 2
+        assert 0 < record["at"][1] < 10**9 < record["at"][0]
+    (lines,) = [line for line in tracked.written.lines if line["k"] == "lines"]
+    assert [count for _, count, _ in lines["lines"]] == [1]  # a phase explains the other
 
 
 @live

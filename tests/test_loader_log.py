@@ -254,3 +254,22 @@ def test_the_allocators_figures_become_memory_events_with_the_peaks_last(tmp_pat
     assert memory.start.tolist() == [1011, 1021, 1021]
     assert memory.allocated.tolist() == [40, 50, 80]
     assert memory.reserved.tolist() == [90, 90, 100]
+
+
+def test_reads_are_counted_over_whole_steps_without_the_first_and_looks_come_on_the_timelines_clock(
+    tmp_path: Path,
+) -> None:
+    def reads(count: int) -> list[list[Any]]:
+        return [["Tensor.item", "train.py:9", count, count * MS]]
+
+    steps = [step(n, n * MS, (n + 1) * MS, y=reads(40 if n == 0 else 2)) for n in range(6)]
+    rest = step(6, 6 * MS, 9 * MS, y=reads(100), partial=1)
+    looked = {"k": "looks", "places": ["a.py:1", "b.py:2"], "at": [2 * MS, 5, 6], "n": [1, 0, 1]}
+    log = read_process_log([write(tmp_path / "rank0.100.jsonl", process(), *steps, rest, looked)])
+    got = attach(timeline((0, 1000 * MS, 1001 * MS)), log)
+    (site,) = got.sites
+    assert (site.kind, site.count, site.total_ns, site.steps) == ("readback", 10, 10 * MS, 5)
+    assert got.looks is not None
+    assert got.looks.at.tolist() == [1002 * MS, 1002 * MS + 5, 1002 * MS + 11]
+    assert [got.looks.places[n] for n in got.looks.place] == ["b.py:2", "a.py:1", "b.py:2"]
+    assert got.looks.process == MAIN

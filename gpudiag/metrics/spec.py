@@ -48,6 +48,8 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("hot_kernel_name", "name of the largest kernel"),
     TextSpec("sync_api", "the synchronising call with most idle time after it"),
     TextSpec("sync_where", "file:line of that call"),
+    TextSpec("wait_lines", "the lines of code that wait for the device, each with how often and how long a step"),
+    TextSpec("read_lines", "the lines that read values of large tensors on the CPU, likewise"),
     TextSpec("readback_where", "file:line of the readback with most idle time after it"),
     TextSpec("implicit_sync_op", "the operator that reads values back most expensively"),
     TextSpec("implicit_sync_where", "file:line of that operator"),

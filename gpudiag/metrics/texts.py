@@ -13,6 +13,7 @@ from gpudiag.metrics.kernel_work import slow_cpu_ops
 from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.metrics.run import step_lengths
+from gpudiag.metrics.wait_lines import UPLOAD, lines_of, said, wait_lines
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderInfo
 from gpudiag.units import format_percent
@@ -32,10 +33,7 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     failed = [info for info in scope.timeline.loaders if info.shm_error]
     if failed:
         texts["shm_error"], texts["shm_where"] = failed[-1].shm_error, failed[-1].where
-    for kind, key in (("readback", "readback_where"), ("readback", "sync_where"), ("readback", "implicit_sync_where")):
-        site = _worst_site(scope, (kind,))
-        if site:
-            texts[key] = site
+    texts.update(_waits(scope))
     site = _worst_site(scope, ("host",))
     if site:
         texts["host_where"] = site
@@ -49,8 +47,8 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))
         texts["recompile_where"], texts["recompile_reason"] = worst.where, worst.detail
-    for said in scope.timeline.host.out_of_memory.values():
-        texts["out_of_memory_said"] = said
+    for message in scope.timeline.host.out_of_memory.values():
+        texts["out_of_memory_said"] = message
     if scope.timeline.host.debug_switches:
         texts["debug_switch_names"] = ", ".join(scope.timeline.host.debug_switches)
     info = scope.timeline.devices.get(scope.device)
@@ -88,6 +86,24 @@ def _transform_shares(loader: LoaderInfo) -> str:
     return ", ".join(
         f"{name} {format_percent(length / total)}" for name, _, length in loader.transforms[:MOST_TRANSFORMS]
     )
+
+
+def _waits(scope: Scope) -> dict[str, str]:
+    """Where the host waits for the device, or reads values of large tensors on the CPU."""
+    texts: dict[str, str] = {}
+    waits = wait_lines(scope)
+    reading = next((line.where for line in waits if line.reads), _worst_site(scope, ("readback",)))
+    if reading:
+        texts["readback_where"] = texts["implicit_sync_where"] = reading
+    worst = next((line.where for line in waits if line.what != UPLOAD), reading)
+    if worst:
+        texts["sync_where"] = worst
+    if waits:
+        texts["wait_lines"] = said(waits)
+    reads = lines_of(scope.timeline.sites, "read")
+    if reads:
+        texts["read_lines"] = said(reads)
+    return texts
 
 
 def _slow_steps(scope: Scope) -> str:

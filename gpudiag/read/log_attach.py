@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpudiag.intervals import Int64
-from gpudiag.read.loader_log import Process, ProcessLog, Record, source_of, steps_of
+from gpudiag.read.loader_log import FIRST_STEPS, Process, ProcessLog, Record, source_of, steps_of
 from gpudiag.read.log_loaders import loader_records, shifted, worker_states
-from gpudiag.timeline import CallSite, HostInfo, LoaderInfo, MemoryEvents, Ranges, StepLog, Timeline
+from gpudiag.timeline import CallSite, HostInfo, LoaderInfo, Looks, MemoryEvents, Ranges, StepLog, Timeline
 
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
@@ -51,6 +51,7 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         else None,
         step_source=_step_sign(process, steps),
         sites=_sites(process),
+        looks=_looks(process, offset),
         optimizer_params=_optimizer(process),
         memory=timeline.memory if timeline.memory is not None else _memory(process, offset),
         observer_slowdown=slowdown,
@@ -148,16 +149,20 @@ def _offset(timeline: Timeline, process: Process) -> int | None:
 
 
 def _sites(process: Process) -> tuple[CallSite, ...]:
-    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only.
+    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only, reads are those
+    of whole steps.
 
     A place that compiles again says of the last time what was compiled and why.
     """
+    whole = steps_of(process)
+    whole = whole[1:] if len(whole) > FIRST_STEPS else whole  # the first holds what the script does before its loop
     again = {record["where"]: record for record in process.of("recompile") if record["reason"]}
     found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for record in process.of("step"):
         for phase, where, count, length in record.get("w", ()):
             if phase in SITE_KINDS:
                 _add(found, (SITE_KINDS[phase], phase, where), count, length)
+    for record in whole or process.of("step"):
         for call, where, count, length in record.get("y", ()):
             kind, what = ("read", call[4:]) if call.startswith("cpu:") else ("readback", call)
             _add(found, (kind, what, where), count, length)
@@ -165,10 +170,25 @@ def _sites(process: Process) -> tuple[CallSite, ...]:
         for where, count, length in record["lines"]:
             _add(found, ("host", "sampled", where), count, length)
     sites = [
-        CallSite(*key, count, length, _recompiled(again.get(key[2])) if key[0] == "compile" else "")
+        CallSite(
+            *key,
+            count,
+            length,
+            detail=_recompiled(again.get(key[2])) if key[0] == "compile" else "",
+            steps=len(whole) if key[0] in ("read", "readback") else 0,
+        )
         for key, (count, length) in found.items()
     ]
     return tuple(sorted(sites, key=lambda site: (-site.total_ns, site.kind, site.where, site.what)))
+
+
+def _looks(process: Process, offset: int) -> Looks | None:
+    """Those of the last recording."""
+    records = process.of("looks")
+    if not records:
+        return None
+    last = records[-1]
+    return Looks(np.cumsum(last["at"]) + offset, np.array(last["n"], np.int32), tuple(last["places"]), process.pid)
 
 
 def _recompiled(record: Record | None) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Tuple
 
-from .patch_torch import forget, replace
+from .patch_torch import dynamo_asks, forget, replace
 from .tracker import Tracker
 from .where import user_line
 
@@ -58,6 +58,7 @@ class Reads:
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._device: Any = torch.device
         self._masks = (torch.bool, torch.uint8)
+        self._compiling = dynamo_asks(torch)
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
         self._unseen = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 
@@ -75,9 +76,12 @@ class Reads:
     def read(self, what: str, original: Callable[..., Any], slow: bool) -> Callable[..., Any]:
         """slow: note it on a CPU tensor too, when it takes long."""
         clock, ident, tracker, on_gpu = time.monotonic_ns, threading.get_ident, self._tracker, self._on_gpu
+        compiling = self._compiling
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return original(*args, **kwargs)
             if ident() != tracker.owner:
                 try:
                     return original(*args, **kwargs)
@@ -100,8 +104,12 @@ class Reads:
         return wrapper
 
     def read_if(self, what: str, original: Callable[..., Any], waits: Waits) -> Callable[..., Any]:
+        compiling = self._compiling
+
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return original(*args, **kwargs)
             try:
                 if waits(args, kwargs):
                     return self._noted(what, original, args, kwargs)
@@ -163,9 +171,12 @@ class Reads:
     def to(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Tensor.to: to a device the phase h2d, from one to the CPU a read, unless asked not to block."""
         tracker, tensor_type, named = self._tracker, self._tensor, (str, int, self._device)
+        compiling = self._compiling
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return original(*args, **kwargs)
             try:
                 place = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
                 if isinstance(place, tensor_type):

@@ -25,9 +25,17 @@ def forget(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
+def dynamo_asks(torch: Any) -> Callable[[], bool]:
+    """What Dynamo knows to be True where it traces a function: a wrapper that begins with it is, to Dynamo, what it wraps."""
+    asks: Callable[[], bool] = getattr(
+        getattr(torch, "compiler", None), "is_dynamo_compiling", bool
+    )  # from torch 2.1 on
+    return asks
+
+
 def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool = False) -> Callable[..., Any]:
-    """`function` as a phase. Inside a phase of the same name it is called as it is, and Dynamo takes it for what it wraps."""
-    compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_dynamo_compiling", bool)
+    """`function` as a phase. Inside a phase of the same name it is called as it is."""
+    compiling = dynamo_asks(sys.modules["torch"])
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,7 @@ class Recorder:
         self._held: Optional[Tuple[Any, int, int]] = None  # an early recording that a planned one may replace
         self._vain = 0
         self._stopping = False
-        self._samplers = (LineSampler(tracker, log), WorkerStates(tracker, log))
+        self._samplers = (LineSampler(tracker, log, torch.cuda.is_initialized), WorkerStates(tracker, log))
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
         self._reserve = _reserve()

@@ -1,11 +1,16 @@
-"""Looked at again and again: which line of the script the training thread is at outside all phases, and whether the workers
-of the loader wait for a disk."""
+"""Looked at again and again: which line of the script the training thread is at, and whether the workers of the loader wait
+for a disk.
+
+Outside all phases the lines account for the time. On a GPU run each look is kept with its moment: one that lies in a wait for
+the device says which line waits, whatever it calls (patch_sync.py tells what cannot be wrapped). The calls that wait give
+the interpreter lock away, so the look does happen.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Dict, List
+from typing import Callable, Dict, List, Tuple
 
 from .log import Log
 from .tracker import Tracker
@@ -13,36 +18,49 @@ from .where import line_of
 
 MOST_A_SAMPLE_NS = 100_000_000  # beyond that the sampler itself was held up
 MOST_LINES = 20
+MOST_LOOKS = 8_000  # 40 s of recording; some 80 kB of the log
 STATES_EVERY_NS = 20_000_000  # a look at a worker takes some 10 us
 
 
 class LineSampler:
     """`sample` is called every few ms from another thread while a planned window records."""
 
-    def __init__(self, tracker: Tracker, log: Log) -> None:
+    def __init__(self, tracker: Tracker, log: Log, on_gpu: Callable[[], bool]) -> None:
         self._tracker = tracker
         self._log = log
+        self._on_gpu = on_gpu
         self._sampled = 0
         self._lines: Dict[str, List[int]] = {}  # [samples, ns]
+        self._places: Dict[str, int] = {}
+        self._looks: List[Tuple[int, int]] = []  # (ns, number of the line in places)
 
     def sample(self) -> None:
-        """Note the line that the training thread is at, unless a phase explains it. Wakes late where a call keeps the
-        interpreter lock, so a sample stands for the time since the last one."""
+        """Note the line that the training thread is at. Wakes late where a call keeps the interpreter lock, so a sample
+        stands for the time since the last one; what a phase explains is no code outside of it."""
         now, before = time.monotonic_ns(), self._sampled
         self._sampled = now
-        if before and not self._tracker.busy and self._tracker.owner is not None:
-            line = line_of(sys._current_frames().get(self._tracker.owner))
-            if line:
-                entry = self._lines.setdefault(line, [0, 0])
-                entry[0] += 1
-                entry[1] += min(now - before, MOST_A_SAMPLE_NS)
+        if not before or self._tracker.owner is None:
+            return
+        line = line_of(sys._current_frames().get(self._tracker.owner))
+        if not line:
+            return
+        if len(self._looks) < MOST_LOOKS:
+            self._looks.append((now, self._places.setdefault(line, len(self._places))))
+        if not self._tracker.busy:
+            entry = self._lines.setdefault(line, [0, 0])
+            entry[0] += 1
+            entry[1] += min(now - before, MOST_A_SAMPLE_NS)
 
     def write(self) -> None:
-        """The lines with most time as one record, and begin anew."""
+        """The lines with most time as one record, on a GPU run the looks as another, and begin anew."""
         if self._lines:
             lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:MOST_LINES]
             self._log.write({"k": "lines", "lines": [[where, count, ns] for where, (count, ns) in lines]})
-        self._lines, self._sampled = {}, 0
+        looks, places = self._looks, list(self._places)
+        if looks and self._on_gpu():
+            moments = [looks[0][0], *(after[0] - before[0] for before, after in zip(looks, looks[1:]))]
+            self._log.write({"k": "looks", "places": places, "at": moments, "n": [place for _, place in looks]})
+        self._lines, self._places, self._looks, self._sampled = {}, {}, [], 0
 
 
 class WorkerStates:
