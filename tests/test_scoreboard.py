@@ -24,6 +24,7 @@ HAS_TRACES = (SHARED / "traces" / "REFERENCE.tsv").is_file()
 NOT_FIRED = {
     "memory_fragmented": "no recording here has a nearly full GPU; tests/test_metrics_machine.py fires it",
     "nvlinks_down": "no recording here has NVLink states; tests/test_nvml.py fires it",
+    "log_arguments_costly": "the samples have no such log call; tests/test_shared_diagnoses.py fires it",
     "drivers_differ": "no recording here has ranks of two machines; tests/test_bench_result.py fires it",
 }
 # Fired by a sample that needs a running script; its live test holds it.

@@ -15,6 +15,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
     recompile at, i step, where it was called, what function, reason: a guard that no compiled version passes
     lines    [[where, samples, ns]]: where the training thread was outside all phases, sampled while recording
+    log_lines  the same of those samples that computed an argument of a log call: the line of that call
     own_profiler where    note  note    truncated    no_torch  pid, program    end  at, cpu s, children_cpu s
 
 A line that is cut off or of a kind that is not known here is skipped.
@@ -393,7 +394,8 @@ def _shifted(batches: LoaderBatches, offset: int) -> LoaderBatches:
 
 
 def _sites(process: Process) -> tuple[CallSite, ...]:
-    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only.
+    """Costly places over the whole run, the longest first; kinds "host" and "log_argument" are sampled in the
+    recorded window only.
 
     A place that compiles again says of the last time what was compiled and why.
     """
@@ -406,9 +408,10 @@ def _sites(process: Process) -> tuple[CallSite, ...]:
         for call, where, count, length in record.get("y", ()):
             kind, what = ("read", call[4:]) if call.startswith("cpu:") else ("readback", call)
             _add(found, (kind, what, where), count, length)
-    for record in process.of("lines"):
-        for where, count, length in record["lines"]:
-            _add(found, ("host", "sampled", where), count, length)
+    for kind, what in (("lines", "host"), ("log_lines", "log_argument")):
+        for record in process.of(kind):
+            for where, count, length in record["lines"]:
+                _add(found, (what, "sampled", where), count, length)
     sites = [
         CallSite(*key, count, length, _recompiled(again.get(key[2])) if key[0] == "compile" else "")
         for key, (count, length) in found.items()

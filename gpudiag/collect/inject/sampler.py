@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from .log import Log
 from .tracker import Tracker
-from .where import line_of
+from .where import line_of, log_call_of
 
 MOST_A_SAMPLE_NS = 100_000_000  # beyond that the sampler itself was held up
 MOST_LINES = 20
@@ -21,7 +21,7 @@ class LineSampler:
         self._tracker = tracker
         self._log = log
         self._sampled = 0
-        self._lines: Dict[str, List[int]] = {}  # [samples, ns]
+        self._lines: Dict[Tuple[str, str], List[int]] = {}  # (kind of record, line): [samples, ns]
 
     def sample(self) -> None:
         """Note the line that the training thread is at, unless a phase explains it. Wakes late where a call keeps the
@@ -29,15 +29,18 @@ class LineSampler:
         now, before = time.monotonic_ns(), self._sampled
         self._sampled = now
         if before and not self._tracker.busy and self._tracker.owner is not None:
-            line = line_of(sys._current_frames().get(self._tracker.owner))
-            if line:
-                entry = self._lines.setdefault(line, [0, 0])
-                entry[0] += 1
-                entry[1] += min(now - before, MOST_A_SAMPLE_NS)
+            frame = sys._current_frames().get(self._tracker.owner)
+            for kind, line in (("lines", line_of(frame)), ("log_lines", log_call_of(frame))):
+                if line:
+                    entry = self._lines.setdefault((kind, line), [0, 0])
+                    entry[0] += 1
+                    entry[1] += min(now - before, MOST_A_SAMPLE_NS)
 
     def write(self) -> None:
-        """The lines with most time as one record, and begin anew."""
-        if self._lines:
-            lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:MOST_LINES]
-            self._log.write({"k": "lines", "lines": [[where, count, ns] for where, (count, ns) in lines]})
+        """The lines with most time as one record, those of log calls as another, and begin anew."""
+        most = sorted(self._lines.items(), key=lambda item: -item[1][1])
+        for kind in ("lines", "log_lines"):
+            lines = [[where, count, ns] for (of, where), (count, ns) in most if of == kind][:MOST_LINES]
+            if lines:
+                self._log.write({"k": kind, "lines": lines})
         self._lines, self._sampled = {}, 0
