@@ -31,6 +31,9 @@ def used(): return int(open("/proc/self/statm").read().split()[0]) * 4096
 def exhaust():
     resource.setrlimit(resource.RLIMIT_AS, (used() + (32 << 20),) * 2)
     while True: keep.append(bytearray(1 << 20))
+def join_group():
+    with open(os.environ["OOM_GROUP"] + "/cgroup.procs", "w") as file: file.write(str(os.getpid()))
+    while True: keep.append(b"x" * (1 << 20))
 def flood(stream):
     for _ in range(50): os.write(stream, b"x" * (1 << 20))
 def orphan():
@@ -43,6 +46,7 @@ for i in range(60):
     opt.zero_grad(); net(torch.randn(32, 64)).sum().backward(); opt.step(); time.sleep(0.02)
     if i == int(sys.argv[2]):
         if sys.argv[1] == "memory": exhaust()
+        if sys.argv[1] == "out of memory": join_group()
         if sys.argv[1] == "killed": os.kill(os.getpid(), signal.SIGKILL)
         if sys.argv[1] == "_exit": os._exit(7)
         if sys.argv[1] == "flood": flood(1); flood(2)
@@ -171,6 +175,42 @@ def test_a_script_that_is_killed_as_for_want_of_memory_leaves_what_was_recorded_
         assert steps.p99_ns is not None and steps.p99_ns < 250_000_000
     else:
         assert "gpudiag: torch: no recording was saved: the process ended (killed?) before one was complete" in err
+    assert run.left() == []
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 100 MB, whose processes the kernel kills when they want more."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, f"gpudiag-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / limit).exists():
+                (group / limit).write_text(str(100 << 20))
+                yield group
+                return
+        finally:
+            for _ in range(50):  # it is busy until the last process in it has been reaped
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                    break
+                time.sleep(0.1)
+    pytest.skip("no control group of the memory controller can be made here")
+
+
+@recorders
+def test_the_kernels_out_of_memory_killer_leaves_what_was_recorded(
+    train: Path, memory_group: Path, recorder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OOM_GROUP", str(memory_group))
+    with profile(train, recorder, ["train.py", "out of memory", "55"]) as run:
+        code, out, err = run.end()
+    assert (code, out) == (137, b"")
+    assert "the script was ended by signal 9 (SIGKILL)" in err
+    assert run.judged().steps.count >= 15
     assert run.left() == []
 
 
