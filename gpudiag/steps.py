@@ -19,6 +19,7 @@ from gpudiag.timeline import GpuOps, Kind, Ranges, StepLog, Steps, Timeline
 MIN_STEPS = 3  # nsys-ai's and RULES.md O6's floor for a statement about steps
 
 OUR_STEP = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
+OUR_WINDOW = re.compile(r"^(?:gpudiag::)?capture$")
 PROFILER_STEP = re.compile(r"^ProfilerStep\*?#(\d+)$")
 # "step 31", "iteration_7", "train_step", "training_step 4", "Iter: 12", "batch 3"; Lightning's own annotation.
 HAND_MADE = re.compile(
@@ -123,16 +124,16 @@ def _from_ranges(
     outer[0] = True
     outer[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
     start, end, index = start[outer], end[outer], index[outer]
-    if pattern is OUR_STEP and _closed_by_the_end(ranges, rows[outer][-1]):
+    if pattern is OUR_STEP and _closed_by_the_end(ranges, names, end[-1]):
         start, end, index = start[:-1], end[:-1], index[:-1]
     return _contiguous(start, end, index, source)
 
 
-def _closed_by_the_end(ranges: Ranges, row: np.intp) -> bool:
-    """Whether a range ends with the one around it, to the nanosecond: the process ended without a word (os._exit, a kill), its
+def _closed_by_the_end(ranges: Ranges, names: _NameTable, end: np.int64) -> bool:
+    """Whether a step ends with the window around it, to the nanosecond: the process ended without a word (os._exit, a kill), its
     last events were lost, and nsys has closed what was open when its recording ended."""
-    mine = (ranges.process == ranges.process[row]) & (ranges.thread == ranges.thread[row])
-    return bool(np.any(mine & (ranges.end == ranges.end[row]) & (ranges.start < ranges.start[row])))
+    windows, _ = names.rows(OUR_WINDOW)
+    return bool(np.any(ranges.end[windows] == end))
 
 
 def _contiguous(start: Int64, end: Int64, index: Int64, source: str) -> Steps:

@@ -72,7 +72,7 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     lost = _less_recording(lost, slowdown)
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
-        return _host_verdict(scopes, scope, ranked, judged)
+        return _host_verdict(scopes, scope, ranked, judged, metrics)
     busy = 1 - _mean(
         sum(ns for p, ns in s.parts.items() if p.startswith("idle.")) / max(1, s.account.total) for s in scopes
     )
@@ -313,7 +313,7 @@ _HOST_WORDS = {
 
 
 def _host_verdict(
-    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, float]], judged: Judgement
+    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, float]], judged: Judgement, metrics: Values
 ) -> Verdict:
     shares = average_shares(scopes)
     work = sum(shares.get(f"host.{phase}", 0.0) for phase in ("forward", "backward", "optimizer", "framework", "h2d"))
@@ -338,7 +338,8 @@ def _host_verdict(
         others = [item for item in ranked if item[0] != "host"]
         owner, share = others[0] if others else ("none", 0.0)
     if owner == "host" and share >= LOSS and causes:
-        headline = f"Bound by host: {_host_parts(shares, step)}; {computing('it')}."  # `unseen` is among these parts
+        arguments = (number(metrics, "host_log_arguments") or 0.0) / max(1.0, scope.per_step(scope.account.total))
+        headline = f"Bound by host: {_host_parts(shares, arguments, step)}; {computing('it')}."  # `unseen` is among these parts
         return Verdict("bottleneck", owner, headline, _margin(ranked))
     if owner != "none" and share >= LOSS and causes:
         headline = (
@@ -355,9 +356,11 @@ def _host_verdict(
     return Verdict("healthy", "none", f"Healthy: {computing(step)}, and {nothing_else}.")
 
 
-def _host_parts(shares: Mapping[str, float], step: str) -> str:
+def _host_parts(shares: Mapping[str, float], arguments: float, step: str) -> str:
     """`55 % of the 8.6 ms step goes into saving and logging, 17 % into ...`, the largest first, without small change."""
-    lost = sorted(((shares.get(part, 0.0), words) for part, words in _HOST_WORDS.items()), reverse=True)
+    known = {**shares, "host.other": max(0.0, shares.get("host.other", 0.0) - arguments)}
+    parts = [(known.get(part, 0.0), words) for part, words in _HOST_WORDS.items()]
+    lost = sorted([*parts, (arguments, "the arguments of log calls")], reverse=True)
     (most, where), *rest = [lost[0], *(item for item in lost[1:] if item[0] >= THIN)]
     more = "".join(f", {format_percent(share)} into {words}" for share, words in rest)
     return f"{format_percent(most)} of {step} goes into {where}{more}"

@@ -211,3 +211,15 @@ def test_what_follows_the_last_step_is_no_step() -> None:
     assert steps.index.tolist() == [0, 1, 2, 3, 4, 5]
     assert int(steps.end[-1]) == 60 * MS
     assert steps.source == "optimizer"
+
+
+def test_a_step_that_only_the_end_of_the_recording_has_closed_is_none() -> None:
+    """nsys closes what a killed process left open, the window and the step in it, at one moment."""
+    for end, expected in ((400 * MS, 5), (60 * MS, 6)):
+        recorder = Recorder()
+        for i in range(5):
+            recorder.mark(i * 10 * MS, (i + 1) * 10 * MS, f"gpudiag::step#{i}")
+        recorder.mark(50 * MS, end, "gpudiag::step#5")
+        recorder.mark(-MS, 400 * MS, "gpudiag::capture")
+        steps = find_steps(recorder.timeline(), None)
+        assert (len(steps), int(steps.end[-1])) == (expected, expected * 10 * MS)

@@ -68,6 +68,7 @@ except OSError as error:
 # in its ProcessWaiter, exit 1) or never gets that far (1 of 90). Trying again is safe: the application has not run.
 _ATTEMPTS = 3
 _START_TIMEOUT_S = 30.0
+_EXIT_CODE = 49  # field 52 of proc(5)'s stat, after the pid and the name
 _AGENT_S = 2.0
 _WRITING_S = 60.0
 
@@ -138,13 +139,15 @@ def _escaped(output: Path) -> str:
 class NsysProcess:
     """A running `nsys profile`. app_pid: the application, which leads its own session; log: nsys's words.
 
-    sessions: of nsys and of its agent, which is nobody's child once nsys ends.
+    sessions: of nsys and of its agent, which is nobody's child once nsys ends. launcher: nsys's process that is the
+    application's parent.
     """
 
     process: subprocess.Popen[bytes]
     app_pid: int
     log: Path
     sessions: frozenset[int]
+    launcher: int = 0
 
     def forward(self, signum: int, *, group: bool = False) -> bool:
         """Send a signal to the application alone, or as a terminal does to its whole group. False when it is gone.
@@ -156,6 +159,29 @@ class NsysProcess:
         except ProcessLookupError:
             return False
         return True
+
+    def poll(self) -> int | None:
+        """The application's exit status as a shell gives it, None before nsys has ended.
+
+        When nsys was killed its launcher would take the status and tell nobody. So it is halted until the application has
+        ended, whose status can be read for as long as it has not been taken (proc(5)); then it goes on and has the agent
+        write the report. 128 + nsys's signal where even that did not help. Ask until it is not None, and not again.
+        """
+        status = self.process.poll()
+        if status is None or status >= 0:
+            return status
+        halts = self.launcher != self.process.pid and self.launcher in _members(self.sessions)
+        if halts:
+            os.kill(self.launcher, signal.SIGSTOP)
+        state = _stat(self.app_pid)
+        if state and state[0] not in "ZX":
+            return None
+        if halts:
+            os.kill(self.launcher, signal.SIGCONT)
+        if len(state) <= _EXIT_CODE:
+            return 128 - status
+        code = os.waitstatus_to_exitcode(int(state[_EXIT_CODE]))
+        return code if code >= 0 else 128 - code
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The application's exit status as a shell gives it (128 + signal), once nsys has written its report.
@@ -242,8 +268,10 @@ def start(
             ready = select.select([pid_reader], [], [], _START_TIMEOUT_S)[0]
             pid = int(os.read(pid_reader, 32) or 0) if ready else 0
             if pid:
+                launcher = int(_stat(pid)[1])
                 os.write(go_writer, b"g")
-                return NsysProcess(process, pid, log, frozenset({process.pid, *_agents(process.pid)}))
+                sessions = frozenset({process.pid, *_agents(process.pid)})
+                return NsysProcess(process, pid, log, sessions, launcher)
         finally:
             said.close()
             for descriptor in (*passed, pid_reader, go_writer):

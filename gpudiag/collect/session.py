@@ -31,6 +31,7 @@ from gpudiag.errors import GpudiagError
 
 FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 20 small steps and the log
 FULL_BYTES = 1 << 20  # less than that is left: what the processes wrote is cut off, and no reason for anything
+WRITTEN_S = 2.0  # nsys and its agent have ended by then: what they wrote is there
 CAPTURE_FOLDER = re.compile(r"(torch|nsys)(-\d+)?")
 Tell = Callable[[str], None]
 Judging = Callable[[Path, str, str, float], list[str]]  # bundle, name and kind of the capture, s since its start
@@ -194,12 +195,13 @@ def _pass(
     request = torch_profiler.Request(folder, each.kind, plan.warmup, plan.steps, plan.transforms)
     inside = torch_profiler.environment(request, env)
     sampler = NvmlSampler(folder / "nvml.jsonl", env=env)
+    notes: list[str] = []
 
     def start() -> launch.Application:
         sampler.start()  # here, where signals are held: its thread must not be the one that takes them
         source = stdin.take()
         if each.kind == "nsys":
-            application = _start_nsys(argv, folder, inside, source, plan.stdout)
+            application = _start_nsys(argv, folder, inside, source, plan.stdout, notes)
         else:
             application = launch.spawn(argv, inside, stdin=source, stdout=plan.stdout)
         stdin.feed()
@@ -231,7 +233,8 @@ def _pass(
         try:
             capture = torch_profiler.finish(folder, outcome, each.kind, plan.warmup)
             if each.kind == "nsys":
-                capture = with_nsys_report(capture, folder)
+                capture = with_nsys_report(capture, folder, timeout_s=WRITTEN_S)
+                capture = msgspec.structs.replace(capture, notes=(*notes, *capture.notes))
         except OSError as error:
             failed = f"the recording could not be kept: {error.strerror}"
             capture = CaptureInfo(each.name, each.kind, {}, wall_s=round(outcome.wall_s, 3), failed=failed)
@@ -361,8 +364,9 @@ def _make_folder(plan: Plan) -> Path:
 
 
 def _start_nsys(
-    argv: list[str], folder: Path, env: Mapping[str, str], stdin: int | None, stdout: int
+    argv: list[str], folder: Path, env: Mapping[str, str], stdin: int | None, stdout: int, notes: list[str]
 ) -> launch.Application:
+    """notes: what is to be said of nsys itself is added to it."""
     from gpudiag.collect import nsys
 
     # nsys inherits the signal mask of whoever starts it, and its application from it
@@ -375,11 +379,12 @@ def _start_nsys(
 
     def poll() -> int | None:
         if not status:
-            code = process.process.poll()
+            code = process.poll()
             if code is None:
                 return None
-            final = process.wait()
-            status.append(code if final is None else final)
+            if process.wait() is None:
+                notes.append(f"nsys was ended by signal {-process.process.returncode}; the script ran on without it")
+            status.append(code)
         return status[0]
 
     return launch.Application(
@@ -390,12 +395,12 @@ def _start_nsys(
     )
 
 
-def with_nsys_report(capture: CaptureInfo, folder: Path) -> CaptureInfo:
-    """The capture with what nsys wrote, exported; `failed` says what is wrong with it."""
+def with_nsys_report(capture: CaptureInfo, folder: Path, timeout_s: float) -> CaptureInfo:
+    """The capture with what nsys wrote, exported; `failed` says what is wrong with it. timeout_s: for nsys to write it."""
     from gpudiag.collect import nsys
     from gpudiag.read.nsys_report import find_nsys
 
-    report = nsys.finish_report(folder / "report", gpu=_has_gpu())
+    report = nsys.finish_report(folder / "report", gpu=_has_gpu(), timeout_s=timeout_s)
     files: dict[str, Any] = dict(capture.files)
     if report.sqlite is not None:
         files["trace"] = [f"{folder.name}/{report.sqlite.name}"]

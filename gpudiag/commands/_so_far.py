@@ -40,7 +40,7 @@ def _judge(path: Path, name: str, kind: str, wall_s: float, outputs: dict[str, s
 
     capture = so_far(path / name, kind, wall_s)
     if kind == "nsys":
-        capture = with_nsys_report(capture, path / name)
+        capture = with_nsys_report(capture, path / name, timeout_s=20.0)
     manifest = read_bundle(path).manifest
     # a gpudiag that is killed from here on leaves a bundle that lists what there is
     write_manifest(path, msgspec.structs.replace(manifest, captures=(*manifest.captures, capture)))

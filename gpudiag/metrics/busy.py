@@ -31,6 +31,7 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield inapplicable(name, CPU_RUN)
         else:
             yield value(name, scope.per_step(parts.get(part, 0)), "account")
+    yield _log_arguments(scope)
     for part in DEVICE_PARTS:
         name = part.replace(".", "_")
         if on_gpu:
@@ -57,6 +58,20 @@ def measure(scope: Scope) -> Iterator[Value]:
             else:
                 yield missing(name, NO_GPU, ON_GPU)
     yield missing("mfu", "the model's FLOPs are not in a recording", BENCH)
+
+
+def _log_arguments(scope: Scope) -> Value:
+    """Of the samples outside all phases those within the arguments of a log call, as a share of that time."""
+    name = "host_log_arguments"
+    if scope.ops is not None:
+        return inapplicable(name, CPU_RUN)
+    if scope.timeline.step_log is None:
+        return missing(name, "the code outside the phases was not sampled", PROFILE)
+    sampled, logging = (
+        sum(site.total_ns for site in scope.timeline.sites if site.kind == kind) for kind in ("host", "log_argument")
+    )
+    other = scope.per_step(scope.parts.get("host.other", 0))
+    return value(name, int(other * min(1.0, logging / sampled)) if sampled else 0, "samples")
 
 
 def _steps_with(scope: Scope, part: str) -> int:

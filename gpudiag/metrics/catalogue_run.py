@@ -111,7 +111,7 @@ LOST = (
     M("gc_steps", "count", "steps of which gc_lost takes 1 % or more (without steps: such stretches)", source=_ACCOUNT),
 )
 
-HOST = tuple(
+HOST_PARTS = tuple(
     M(
         f"host_{part}",
         "ns",
@@ -131,6 +131,17 @@ HOST = tuple(
         ("framework", "operators outside the known phases"),
         ("other", "everything else"),
     )
+)
+
+HOST = (
+    *HOST_PARTS,
+    M(
+        "host_log_arguments",
+        "ns",
+        "host_other * samples within the arguments of a log call / samples outside all phases",
+        "time of the logging itself (`host_checkpoint_log`): the arguments are computed before the call, even where it logs nothing",
+        "samples of the recorded window, one every 5 ms",
+    ),
 )
 
 CPU = (

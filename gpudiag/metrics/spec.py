@@ -55,6 +55,7 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("implicit_sync_where", "file:line of that operator"),
     TextSpec("cpu_op_name", "the operator on the CPU with most idle time under it"),
     TextSpec("host_where", "file:line of the script where most samples outside all phases lie"),
+    TextSpec("log_argument_where", "file:line of the log call whose arguments take most samples"),
     TextSpec("checkpoint_log_where", "file:line of the slowest save or log call"),
     TextSpec("slow_step_numbers", "numbers of the recorded steps that take more than twice the median"),
     TextSpec("recompile_where", "file:line that has code compiled again"),

@@ -37,6 +37,9 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     site = _worst_site(scope, ("host",))
     if site:
         texts["host_where"] = site
+    site = _worst_site(scope, ("log_argument",))
+    if site:
+        texts["log_argument_where"] = site
     site = _worst_site(scope, ("checkpoint", "log"))
     if site:
         texts["checkpoint_log_where"] = site

@@ -22,6 +22,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
     recompile at, i step, where it was called, what function, reason: a guard that no compiled version passes
     lines    [[where, samples, ns]]: where the training thread was outside all phases, sampled while recording
+    log_lines  the same of those samples that computed an argument of a log call: the line of that call
     looks    places [where], at [ns, then ns since the one before], n [number in places]: where it was, phases or not
     own_profiler where    note  note    truncated    no_torch  pid, program    end  at, cpu s, children_cpu s
 

@@ -149,8 +149,8 @@ def _offset(timeline: Timeline, process: Process) -> int | None:
 
 
 def _sites(process: Process) -> tuple[CallSite, ...]:
-    """Costly places over the whole run, the longest first; kind "host" is sampled in the recorded window only, reads are those
-    of whole steps.
+    """Costly places over the whole run, the longest first; kinds "host" and "log_argument" are sampled in the recorded window
+    only, reads are those of whole steps.
 
     A place that compiles again says of the last time what was compiled and why.
     """
@@ -166,9 +166,10 @@ def _sites(process: Process) -> tuple[CallSite, ...]:
         for call, where, count, length in record.get("y", ()):
             kind, what = ("read", call[4:]) if call.startswith("cpu:") else ("readback", call)
             _add(found, (kind, what, where), count, length)
-    for record in process.of("lines"):
-        for where, count, length in record["lines"]:
-            _add(found, ("host", "sampled", where), count, length)
+    for kind, what in (("lines", "host"), ("log_lines", "log_argument")):
+        for record in process.of(kind):
+            for where, count, length in record["lines"]:
+                _add(found, (what, "sampled", where), count, length)
     sites = [
         CallSite(
             *key,

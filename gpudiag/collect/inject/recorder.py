@@ -9,7 +9,6 @@ what makes torch.profiler triple its memory at the stop.
 from __future__ import annotations
 
 import _thread
-import ctypes
 import mmap
 import os
 import threading
@@ -19,6 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .cpu_wait import machine
 from .log import Log, clock
 from .memory import allocator, heap
+from .pending import PendingCall
 from .sampler import LineSampler, WorkerStates
 from .torch_trace import Profiler, TorchEmitter
 from .tracker import Emitter, Tracker
@@ -80,7 +80,8 @@ class Recorder:
         self._stopping = False
         self._samplers = (LineSampler(tracker, log, torch.cuda.is_initialized), WorkerStates(tracker, log))
         self._recordings = 0  # started so far: a request that is late must not end the next one
-        self._pending = _PENDING(self._on_pending)
+        library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+        self._pending = PendingCall(self._on_pending, self._pending_failed, library)
         self._reserve = _reserve()
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
         self.off = False  # for good
@@ -312,21 +313,17 @@ class Recorder:
                 reason = "early"
             if reason:
                 self._requests.append((reason, self._recordings))
-                # runs _on_pending on the main thread between two of its bytecodes; no signal, no wake-up of its calls
-                ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+                self._pending.ask()
                 while self._requests and os.getpid() == pid and not self.off:
                     time.sleep(POLL_S)
         self._watching = False
 
-    def _on_pending(self, _argument: Any) -> int:
+    def _on_pending(self) -> None:
         try:
             with self._tracker.quiet:
                 self._answer(*(self._requests[0] if self._requests else ("", -1)))
-        except Exception as error:  # a callback from C: nobody above could take it
-            self._log.write({"k": "note", "note": "stopping the recording failed: %s" % error})
         finally:
             del self._requests[:]
-        return 0
 
     def _answer(self, reason: str, recording: int) -> None:
         # inside: this call has struck in the midst of our own dealings with the profiler; the watch asks again
@@ -341,8 +338,8 @@ class Recorder:
         elif self._profile is None and not self._source and self._may_start():
             self._start("early")
 
-
-_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def _pending_failed(self, error: Exception) -> None:
+        self._log.write({"k": "note", "note": "stopping the recording failed: %s" % error})
 
 
 def _reserve() -> Optional[mmap.mmap]:

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Tuple
 
 from .log import Log
 from .tracker import Tracker
-from .where import line_of
+from .where import line_of, log_call_of
 
 MOST_A_SAMPLE_NS = 100_000_000  # beyond that the sampler itself was held up
 MOST_LINES = 20
@@ -30,7 +30,7 @@ class LineSampler:
         self._log = log
         self._on_gpu = on_gpu
         self._sampled = 0
-        self._lines: Dict[str, List[int]] = {}  # [samples, ns]
+        self._lines: Dict[Tuple[str, str], List[int]] = {}  # (kind of record, line): [samples, ns]
         self._places: Dict[str, int] = {}
         self._looks: List[Tuple[int, int]] = []  # (ns, number of the line in places)
 
@@ -41,21 +41,24 @@ class LineSampler:
         self._sampled = now
         if not before or self._tracker.owner is None:
             return
-        line = line_of(sys._current_frames().get(self._tracker.owner))
-        if not line:
-            return
-        if len(self._looks) < MOST_LOOKS:
+        frame = sys._current_frames().get(self._tracker.owner)
+        line = line_of(frame)
+        if line and len(self._looks) < MOST_LOOKS:
             self._looks.append((now, self._places.setdefault(line, len(self._places))))
         if not self._tracker.busy:
-            entry = self._lines.setdefault(line, [0, 0])
-            entry[0] += 1
-            entry[1] += min(now - before, MOST_A_SAMPLE_NS)
+            for kind, where in (("lines", line), ("log_lines", log_call_of(frame))):
+                if where:
+                    entry = self._lines.setdefault((kind, where), [0, 0])
+                    entry[0] += 1
+                    entry[1] += min(now - before, MOST_A_SAMPLE_NS)
 
     def write(self) -> None:
-        """The lines with most time as one record, on a GPU run the looks as another, and begin anew."""
-        if self._lines:
-            lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:MOST_LINES]
-            self._log.write({"k": "lines", "lines": [[where, count, ns] for where, (count, ns) in lines]})
+        """The lines with most time as one record, those of log calls as another, on a GPU run the looks as a third, and begin anew."""
+        most = sorted(self._lines.items(), key=lambda item: -item[1][1])
+        for kind in ("lines", "log_lines"):
+            lines = [[where, count, ns] for (of, where), (count, ns) in most if of == kind][:MOST_LINES]
+            if lines:
+                self._log.write({"k": kind, "lines": lines})
         looks, places = self._looks, list(self._places)
         if looks and self._on_gpu():
             moments = [looks[0][0], *(after[0] - before[0] for before, after in zip(looks, looks[1:]))]

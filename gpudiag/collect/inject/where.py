@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import sys
 import sysconfig
 from types import FrameType
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SKIP = tuple(
@@ -21,6 +23,9 @@ _SKIP = tuple(
 )
 _START = os.getcwd() + os.sep
 _names: Dict[str, Optional[str]] = {}
+# `log.debug(`, `self.logger.info(`, `logging.warning(`: a call of the logging module's, or of one that is like it
+_LOG_CALL = re.compile(r"\blog(?:ger|ging)?\.(?:debug|info|warning|error|critical|log)\(")
+_log_calls: Dict[Tuple[str, int], bool] = {}
 
 
 def _name(file: str) -> Optional[str]:
@@ -49,5 +54,22 @@ def line_of(frame: Optional[FrameType]) -> str:
         name = _name(frame.f_code.co_filename)
         if name is not None:
             return "%s:%d" % (name, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def log_call_of(frame: Optional[FrameType]) -> str:
+    """The line of the user's code whose log call a frame computes an argument for, or "" when it does not.
+
+    The call itself has not begun: were it running, its own frame would be the one to be seen.
+    """
+    while frame is not None:
+        name = _name(frame.f_code.co_filename)
+        if name is not None:
+            at = (frame.f_code.co_filename, frame.f_lineno)
+            if at not in _log_calls:
+                _log_calls[at] = _LOG_CALL.search(linecache.getline(*at)) is not None
+            if _log_calls[at]:
+                return "%s:%d" % (name, frame.f_lineno)
         frame = frame.f_back
     return ""
