@@ -461,3 +461,80 @@ def test_whose_memory_ran_out_is_read_off_the_exception(error: BaseException | N
     found = out_of_memory(error)
     assert found.get("of") == whose
     assert "\n" not in found.get("said", "")
+
+
+CALLERS = """
+import logging, warnings
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+warnings.simplefilter("always")
+logging.basicConfig(format="%(lineno)d %(message)s")
+
+
+def tell(what):
+    for level in range(1, 9):
+        warnings.warn(f"{what} {level}", stacklevel=level)
+        logging.warning(f"{what} {level}", stacklevel=level)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        tell("forward")
+        return self.inner(x)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, i):
+        tell("fetch")
+        return torch.ones(4)
+
+
+class Step(torch.optim.SGD):
+    def step(self):
+        tell("step")
+        super().step()
+
+
+def main():
+    net = Net()
+    optimizer = Step(net.parameters(), lr=0.1)
+    for x in DataLoader(Rows()):
+        loss = net(x).sum()
+        loss.register_hook(lambda gradient: tell("backward"))
+        loss.backward()
+        optimizer.step()
+        print(format(loss.detach(), ".1f") != "")
+
+
+main()
+"""
+
+
+@live
+def test_warnings_and_log_records_name_the_line_that_they_name_without_us(tmp_path: Path) -> None:
+    script = tmp_path / "callers.py"
+    script.write_text(CALLERS)
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "--with",
+        "torch",
+        "--no-save",
+        "-o",
+        str(tmp_path / "bundle"),
+    ]
+    wrapped = subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert plain.stderr.count("stacklevel") == plain.stderr.count("warnings.warn(") > 0
+    assert wrapped.stderr.split("gpudiag 0")[0].split("gpudiag:")[0] == plain.stderr

@@ -26,7 +26,7 @@ from .memory import out_of_memory
 from .patch_queue import shared_memory_error
 from .recorder import Recorder
 from .tracker import Emitter, Tracker
-from .unseen import keep_from_dynamo
+from .unseen import keep_from_dynamo, keep_from_warnings
 
 GC_NS = 200_000  # shorter collections are not worth a line
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher")
@@ -267,4 +267,5 @@ def _role() -> str:
 def start() -> None:
     """Called by sitecustomize with GPUDIAG_CAPTURE = {"dir", "mode": torch|nsys, "warmup", "steps",
     "transforms"} as JSON."""
+    keep_from_warnings()
     Agent(json.loads(os.environ["GPUDIAG_CAPTURE"])).start()
