@@ -18,11 +18,15 @@ SEVERITY_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
-    """kind: nsys-sqlite | kineto | nvprof | bundle; recorder e.g. `nsys 2023.4.4`."""
+    """kind: nsys-sqlite | kineto | nvprof | bundle; recorder e.g. `nsys 2023.4.4`.
+
+    incomplete: why an unknown part of the recording is missing (a file cut short), "" when it is whole.
+    """
 
     kind: str
     path: str
     recorder: str
+    incomplete: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ def diagnose_recordings(
     return Diagnosis(
         schema=SCHEMA,
         gpudiag=__version__,
-        source=SourceInfo(timeline.source.kind, timeline.source.path, timeline.source.recorder),
+        source=SourceInfo(timeline.source.kind, timeline.source.path, timeline.source.recorder, timeline.incomplete),
         verdict=verdict_of(scopes, main, metrics, judged, facts),
         steps=_steps_info(scope),
         accounts=tuple(_account_info(scope) for scope in scopes),
@@ -259,8 +259,10 @@ def _rank_rows(scopes: Sequence[Scope], facts: RunFacts) -> tuple[dict[str, obje
             "rank": scope.rank,
             "device": scope.device,
             "step_ns": scope.account.total // scope.count,
-            "busy": 1 - sum(ns for p, ns in scope.parts.items() if p.startswith("idle.")) / max(1, scope.account.total),
         }
+        if scope.ops is not None:
+            idle = sum(ns for part, ns in scope.parts.items() if part.startswith("idle."))
+            row["busy"] = 1 - idle / max(1, scope.account.total)
         if facts.alignment is not None and scope.rank in facts.alignment.offset_ns:
             row |= {"clock_offset_ns": facts.alignment.offset_ns[scope.rank], "aligned_by": facts.alignment.source}
         mine = facts.stragglers.get(scope.rank)

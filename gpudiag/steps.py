@@ -122,7 +122,17 @@ def _from_ranges(
     outer = np.empty(start.size, bool)  # a step inside a step (nested ranges) is not a second one
     outer[0] = True
     outer[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
-    return _contiguous(start[outer], end[outer], index[outer], source)
+    start, end, index = start[outer], end[outer], index[outer]
+    if pattern is OUR_STEP and _closed_by_the_end(ranges, rows[outer][-1]):
+        start, end, index = start[:-1], end[:-1], index[:-1]
+    return _contiguous(start, end, index, source)
+
+
+def _closed_by_the_end(ranges: Ranges, row: np.intp) -> bool:
+    """Whether a range ends with the one around it, to the nanosecond: the process ended without a word (os._exit, a kill), its
+    last events were lost, and nsys has closed what was open when its recording ended."""
+    mine = (ranges.process == ranges.process[row]) & (ranges.thread == ranges.thread[row])
+    return bool(np.any(mine & (ranges.end == ranges.end[row]) & (ranges.start < ranges.start[row])))
 
 
 def _contiguous(start: Int64, end: Int64, index: Int64, source: str) -> Steps:

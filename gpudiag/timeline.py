@@ -335,8 +335,8 @@ class DeviceInfo:
 class LoaderInfo:
     """How a DataLoader was built (gpudiag's own records). `where` is the user's file:line, `batches` how many it delivered.
 
-    Of its workers, the largest of each: worker_threads of torch's own, worker_tasks all threads of the process, worker_cpus
-    that it may use (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
+    Of its workers: worker_threads of torch's own and worker_os_threads all of a process, the largest; worker_cpus that they may
+    run on, together (None: not recorded). batch_bytes: tensors of a batch. shm_bytes, shm_free_bytes: /dev/shm when it was
     built. shm_error: what was said when a worker died of it. transforms: (name, calls, ns) over the run, the longest first;
     empty where they were not timed one by one.
     """
@@ -354,7 +354,7 @@ class LoaderInfo:
     in_memory: bool
     batches: int = 0
     worker_threads: int = 1
-    worker_tasks: int | None = None
+    worker_os_threads: int | None = None
     worker_cpus: int | None = None
     batch_bytes: int | None = None
     shm_bytes: int | None = None
@@ -368,6 +368,7 @@ class HostInfo:
     """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine).
 
     worker_states: samples of the loader's worker processes in the recorded window by their state (proc(5): D waits for a disk).
+    out_of_memory: gpu | host -> what the exception said that ended the script for lack of it.
 
     load_average: of a minute, at the recording's end. cpu_pressure: share of the recording in which some task of the machine
     waited for a CPU. other_cpus: CPUs that programs other than the recorded run kept busy meanwhile (the recorder among them).
@@ -385,6 +386,7 @@ class HostInfo:
     other_cpus: float | None = None
     driver: str | None = None
     worker_states: Mapping[str, int] = field(default_factory=dict)
+    out_of_memory: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

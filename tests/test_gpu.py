@@ -35,7 +35,7 @@ def _gpu() -> None:
             pytest.skip("no usable NVIDIA GPU here")
 
 
-def profiled(script: Path, into: Path, *options: str) -> dict[str, Any]:
+def profiled(script: Path, into: Path, *options: str, code: int = 0) -> dict[str, Any]:
     """The diagnosis of a script that is profiled here and now."""
     target = into / "diagnosis-out.json"
     command = [
@@ -51,7 +51,7 @@ def profiled(script: Path, into: Path, *options: str) -> dict[str, Any]:
         *options,
     ]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return dict(json.loads(target.read_text()))
 
 
@@ -106,6 +106,27 @@ def test_nvml_samples_reach_the_metrics(tmp_path: Path) -> None:
     diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
     for name in ("power_draw", "temperature", "sm_clock", "memory_peak_share"):
         assert diagnosis["metrics"][name].get("value") is not None, diagnosis["metrics"][name]
+
+
+def test_torchs_allocator_is_read_between_the_steps(tmp_path: Path) -> None:
+    diagnosis = profiled(SAMPLES / "healthy" / "fast.py", tmp_path, "--with", "torch")
+    spare, grown = (diagnosis["metrics"][name].get("value") for name in ("memory_fragmented_share", "memory_growth"))
+    assert spare is not None
+    assert 0 <= spare < 1
+    assert grown == pytest.approx(0, abs=0.01), "what a healthy training keeps does not grow from step to step"
+
+
+def test_a_gpu_that_runs_out_of_memory_is_said_to(tmp_path: Path) -> None:
+    script = tmp_path / "oom.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(256, 256).cuda(); opt = torch.optim.SGD(net.parameters(), lr=0.1); kept = []\n"
+        "for i in range(60):\n"
+        "    net(torch.randn(8, 256, device='cuda')).sum().backward(); opt.step(); opt.zero_grad()\n"
+        "kept = torch.empty(1 << 50, device='cuda', dtype=torch.uint8)\n"
+    )
+    diagnosis = profiled(script, tmp_path, "--with", "torch", code=1)
+    assert "gpu_out_of_memory" in {finding["rule"] for finding in diagnosis["findings"]}
 
 
 def test_launches_join_their_kernels(tmp_path: Path) -> None:

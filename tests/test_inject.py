@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from gpudiag.collect.inject.imports import PostImport
 from gpudiag.collect.inject.log import Log
+from gpudiag.collect.inject.memory import allocator, out_of_memory
 from gpudiag.collect.inject.sampler import LineSampler
 from gpudiag.collect.inject.tracker import Cycle, Emitter, Tracker
 from gpudiag.collect.inject.where import user_line
@@ -407,3 +409,55 @@ def test_spawned_children_are_noted_and_not_profiled(tmp_path: Path) -> None:
     assert inside(tmp_path, code).returncode == 0
     assert sorted(record["role"] for record in records(tmp_path, "process")) == ["main", "spawned"]
     assert len(list(tmp_path.glob("capture/*.kineto.json"))) == 1
+
+
+def test_the_allocators_figures_are_read_where_cuda_was_set_up_and_nowhere_else() -> None:
+    stats = {
+        f"{kind}_bytes.all.{when}": number
+        for number, (kind, when) in enumerate(
+            [("allocated", "current"), ("reserved", "current"), ("allocated", "peak"), ("reserved", "peak")], 1
+        )
+    }
+    cuda = SimpleNamespace(is_initialized=lambda: True, memory_stats=lambda: stats, current_device=lambda: 3)
+    assert allocator(SimpleNamespace(cuda=cuda)) == {"a": 1, "r": 2, "pa": 3, "pr": 4, "d": 3}
+    cuda.is_initialized = lambda: False
+    assert allocator(SimpleNamespace(cuda=cuda)) == {}
+    cuda.is_initialized, cuda.memory_stats = (lambda: True), dict  # an allocator of another make tells nothing
+    assert allocator(SimpleNamespace(cuda=cuda)) == {}
+
+
+def test_torchs_own_counters_have_the_names_that_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    source = inspect.getsource(torch.cuda.memory.memory_stats)
+    for name in (
+        "allocated_bytes.{all,large_pool,small_pool}.{current,peak",
+        "reserved_bytes.{all,large_pool,small_pool}",
+    ):
+        assert name in source
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch.OutOfMemoryError is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"), "gpu"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.90 GiB total capacity)"),
+            "gpu",
+        ),  # torch 1
+        (MemoryError(), "host"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+            "host",
+        ),
+        (RuntimeError("shapes cannot be multiplied"), None),
+        (None, None),
+    ],
+)
+def test_whose_memory_ran_out_is_read_off_the_exception(error: BaseException | None, whose: str | None) -> None:
+    found = out_of_memory(error)
+    assert found.get("of") == whose
+    assert "\n" not in found.get("said", "")

@@ -260,3 +260,16 @@ def test_reads_are_counted_over_whole_steps_without_the_first_and_looks_come_on_
     assert got.looks.at.tolist() == [1002 * MS, 1002 * MS + 5, 1002 * MS + 11]
     assert [got.looks.places[n] for n in got.looks.place] == ["b.py:2", "a.py:1", "b.py:2"]
     assert got.looks.process == MAIN
+
+
+def test_the_allocators_figures_become_memory_events_with_the_peaks_last(tmp_path: Path) -> None:
+    def alloc(at: int, allocated: int, peak: int) -> dict[str, Any]:
+        return {"k": "alloc", "at": at, "d": 0, "a": allocated, "r": 90, "pa": peak, "pr": 100}
+
+    records = [process(), step(0, 0, 10), alloc(11, 40, 70), step(1, 12, 20), alloc(21, 50, 80)]
+    log = read_process_log([write(tmp_path / "rank0.100.jsonl", *records)])
+    memory = attach(timeline((0, 1000, 1010), (1, 1012, 1020)), log).memory
+    assert memory is not None
+    assert memory.start.tolist() == [1011, 1021, 1021]
+    assert memory.allocated.tolist() == [40, 50, 80]
+    assert memory.reserved.tolist() == [90, 90, 100]

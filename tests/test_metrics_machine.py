@@ -105,11 +105,10 @@ def test_no_samples_and_no_busy_sample_are_told_apart() -> None:
     assert all(isinstance(measured(on_cpu)[name], Missing) for name in NAMES)
 
 
-def test_the_allocators_counters_are_not_recorded_and_no_command_is_named() -> None:
-    got = measured(training())
-    for name in ("memory_fragmented_share",):
-        assert isinstance(got[name], Missing)
-        assert got[name].record_with == ""
+def test_without_the_allocators_counters_it_is_said_how_to_record_them() -> None:
+    got = measured(training())["memory_fragmented_share"]
+    assert isinstance(got, Missing)
+    assert got.record_with == "gpudiag profile SCRIPT"
 
 
 def test_the_timeline_takes_samples_in_the_collectors_own_units(tmp_path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import Recorder, measured
+from builders import Recorder, measured, scopes
 
+from gpudiag.metrics import measure
+from gpudiag.metrics.across import run_facts
 from gpudiag.metrics.base import Missing
 from gpudiag.metrics.run import periodic_stalls
+from gpudiag.metrics.texts import texts_of
+from gpudiag.rules import judge, load_rules
 from gpudiag.timeline import HostInfo, Repair, StepLog
 
 US = 1_000
@@ -178,3 +182,20 @@ def test_steps_that_are_long_by_their_own_work_lose_nothing() -> None:
         got = measured(recorder)
         assert got["slow_steps"].value == 4
         assert got["step_excess_lost"].value == pytest.approx(200 * US * 3 / 11 if idle else 0)
+
+
+def test_a_run_that_ended_for_lack_of_gpu_memory_is_told_from_one_of_host_memory() -> None:
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    host = HostInfo(torch_threads=4, out_of_memory={"gpu": said})
+    recorder = run_of([100] * 5)
+    (scope,) = scopes(recorder, host=host)
+    facts = run_facts([scope])
+    got = measure(scope, facts)
+    assert (got["gpu_out_of_memory"].value, got["host_out_of_memory"].value) == (1, 0)
+    judged = judge(load_rules(), got, step_time_ns=1000, parts=scope.parts, texts=texts_of(scope, facts))
+    assert judged.outcomes["gpu_out_of_memory"] == "fired"
+    assert judged.outcomes["host_out_of_memory"] == "clear"
+    assert next(finding for finding in judged.findings if finding.rule == "gpu_out_of_memory").summary == said
+    assert measured(run_of([100] * 5))["gpu_out_of_memory"].record_with == "gpudiag profile SCRIPT", (
+        "not known of a foreign trace"
+    )

@@ -80,3 +80,23 @@ def test_damaged_nsys_exports(tmp_path: Path, part: int) -> None:
             _change_rows(path, choose)
         done += analyzed(path, 2 * case + part)
     assert done
+
+
+def test_a_report_on_half_a_file_says_of_every_figure_that_it_is_of_what_could_be_read(
+    traces: Path, tmp_path: Path
+) -> None:
+    whole = traces / "kineto" / "cpu_only.json.gz"
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
+    complete, diagnosis = diagnose([whole]), diagnose([cut])
+    assert (complete.source.incomplete, diagnosis.verdict.status) == ("", "cannot_judge")
+    assert "ends early" in diagnosis.source.incomplete
+    assert 0 < diagnosis.steps.count < complete.steps.count
+    text, page, comment = terminal.render(diagnosis), html.render(diagnosis), markdown.render(diagnosis)
+    assert f"  In what could be read: {diagnosis.steps.count} steady steps" in text
+    assert "Where the time goes, in what could be read" in text
+    assert "in what could be read" in page and "in what could be read" in comment
+    for report in (text, comment):
+        assert "all clear" not in report.partition("Machine")[0]
+        assert "cannot judge: no GPU work" not in report  # it may come after the cut
+    assert "could be read" not in terminal.render(complete) + html.render(complete) + markdown.render(complete)

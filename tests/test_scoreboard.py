@@ -24,6 +24,8 @@ HAS_TRACES = (SHARED / "traces" / "REFERENCE.tsv").is_file()
 NOT_FIRED = {
     "memory_fragmented": "no recording here has a nearly full GPU; tests/test_metrics_machine.py fires it",
     "nvlinks_down": "no recording here has NVLink states; tests/test_nvml.py fires it",
+    "gpu_out_of_memory": "no recording here ran out of a GPU's memory; tests/test_metrics_run.py fires it, tests/test_gpu.py on one",
+    "host_out_of_memory": "no recording here ran out of memory; tests/test_loader_inside.py fires it on a run that does",
     "drivers_differ": "no recording here has ranks of two machines; tests/test_bench_result.py fires it",
 }
 # Fired by a sample that needs a running script; its live test holds it.

@@ -165,7 +165,7 @@ def shares(accounts: tuple[AccountInfo, ...], *chosen: str) -> float:
 
 def allowed(diagnosis: Diagnosis) -> set[str]:
     """Every percentage that the accounts can give, of all devices or of those that work: owners, busy, compute, the known work
-    of the CPU, own work of each device, the threshold."""
+    of the CPU, each of its losses, own work of each device, the threshold."""
     numbers = {0.1}
     some = [chosen for n in range(1, len(diagnosis.accounts) + 1) for chosen in combinations(diagnosis.accounts, n)]
     for accounts in some:
@@ -178,6 +178,7 @@ def allowed(diagnosis: Diagnosis) -> set[str]:
         numbers |= {1 - shares(accounts, "idle."), shares(accounts, "compute"), shares(accounts, "idle.unknown"), work,
                     shares(accounts, "idle.profiler"), shares(accounts, "host.other")}  # fmt: skip
         numbers.add(sum(shares(accounts, part) for part in ("compute", "copy_exposed", "memset_exposed")))
+        numbers |= {shares(accounts, f"host.{part}") for part in ("checkpoint_log", "compile", "gc")}
     loader, step = diagnosis.metrics["loader_time"].value, diagnosis.metrics["step_time"].value
     if loader is not None and step:
         numbers.add(loader / step)
@@ -359,8 +360,36 @@ def test_a_process_that_only_waits_for_its_children_is_not_judged(rules: RuleSet
 
 def test_steps_spent_in_code_that_was_not_recorded_are_not_called_computing(rules: RuleSet) -> None:
     verdict = diagnosed(rules, cpu_run((0, 20, "forward")).timeline()).verdict
-    assert "80 % pass in code that was not recorded, or in waits for other processes" in verdict.headline
+    assert (
+        "80 % of the 100 ms step goes into code that was not recorded, or waits for other processes" in verdict.headline
+    )
     assert "no cause outside them" not in verdict.headline
+
+
+def test_what_the_host_loses_is_named_part_by_part_and_once(rules: RuleSet) -> None:
+    for phases, expected in (
+        (
+            ((0, 55, "checkpoint"), (55, 80, "forward")),
+            "55 % of the 100 ms step goes into saving and logging, 20 % into",
+        ),
+        (((0, 20, "forward"),), "80 % of the 100 ms step goes into code that was not recorded"),
+    ):
+        headline = diagnosed(rules, cpu_run(*phases).timeline()).verdict.headline
+        assert headline.startswith(f"Bound by host: {expected}")
+        shares_said = [word for word in headline.split(" ") if word.isdecimal() and int(word) < 100]
+        assert len(shares_said) == len(set(shares_said)) == len(phases) + 1  # no share is told twice
+        assert "other host code" not in headline
+
+
+def test_an_optimizer_of_many_small_operations_is_bound_by_launching_them(rules: RuleSet) -> None:
+    recorder = cpu_run((0, 20, "forward"), (30, 90, "optimizer"))
+    for step in range(6):
+        for i in range(600):
+            at = step * 100 * MS + 30 * MS + i * 100 * US
+            recorder.operator(at, at + 90 * US, "aten::mul_")
+    verdict = diagnosed(rules, replace(recorder.timeline(), optimizer_params=(20, 80))).verdict
+    assert verdict.bound_by == "launch"
+    assert "the optimizer's many small operations" in verdict.headline
 
 
 def test_copies_to_the_host_that_bind_name_no_upload_rate(rules: RuleSet) -> None:

@@ -19,6 +19,7 @@ from test_profile import both, clean_environment, profiled, run
 
 from gpudiag.bundle import is_bundle, read_bundle
 from gpudiag.diagnosis import from_json
+from gpudiag.report import html, markdown, terminal
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.live
@@ -52,6 +53,14 @@ def test_both_ranks_of_a_data_parallel_training_are_in_one_report(tmp_path: Path
     assert sorted({account.rank for account in diagnosis.accounts}) == [0, 1]
     assert diagnosis.steps.count >= 10
     assert diagnosis.verdict.status != "cannot_judge"
+    page = html.render(diagnosis)
+    for report in (got.err, terminal.render(diagnosis), markdown.render(diagnosis), page):
+        assert "2 GPUs" not in report and "both GPUs" not in report and "GPU -1" not in report
+    assert "2 ranks together" in got.err
+    rows = re.search(r"^ *rank +step +input.*\n +0 .*\n +1 .*\n", got.err, re.MULTILINE)
+    assert rows is not None and "-1" not in rows[0]
+    assert "Per step and rank (2 ranks)" in markdown.render(diagnosis)
+    assert ">-1<" not in page and "<td>CPU</td>" in page
 
 
 ENDLESS = """

@@ -138,12 +138,14 @@ def run(
     before_signal: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
     meanwhile: Callable[[], None] = lambda: None,
+    ended: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Start an application and wait for it, passing signals on.
 
     before_signal runs before the first deadly signal is passed on (to let a recording be saved first); should_stop is
-    asked every 0.1 s and ends the application by SIGTERM; meanwhile is called as often. The first Ctrl-C leaves it all the time it needs; after the
-    second it is killed if it has not ended within a second, at the third at once.
+    asked every 0.1 s and ends the application by SIGTERM; meanwhile is called as often; ended is called once it has ended,
+    before its orphans are counted. The first Ctrl-C leaves it all the time it needs; after the second it is killed if it
+    has not ended within a second, at the third at once.
     """
     began = time.monotonic()
     sent: list[str] = []
@@ -183,6 +185,7 @@ def run(
             application.send(signal.SIGTERM)  # to what is left of its group: children must not stay behind
             time.sleep(POLL_S)
         wall = time.monotonic() - began
+        ended()
         code = 128 - status if status < 0 else status
         killed_by = code - 128 if status < 0 or application.shell_status else 0
         if killed_by not in signal.valid_signals():

@@ -88,7 +88,10 @@ def _wait_for_report(output: Path, said: str, timeout_s: float) -> Path | None:
 
 def _why_no_report(said: str) -> str:
     if "Generated:" in said and "Capture range started" not in said:
-        return "nsys recorded nothing: the window never opened (fewer steps than --warmup, or ranges did not arrive)"
+        return (
+            "nsys recorded nothing: the window never opened (fewer steps than --warmup, or ranges did not arrive); "
+            "--with torch records from the start"
+        )
     words = [line for line in said.splitlines() if line.strip() and not line.startswith("Generat")]
     return "nsys wrote no report" + (f": {words[-1].strip()}" if words else " (was it killed?)")
 

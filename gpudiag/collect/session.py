@@ -22,6 +22,7 @@ import msgspec
 from gpudiag import __version__
 from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, write_manifest
 from gpudiag.collect import launch, torch_profiler
+from gpudiag.collect.early import Early
 from gpudiag.collect.environment import describe, mask_command
 from gpudiag.collect.nvml import NvmlSampler
 from gpudiag.collect.stdin import Stdin
@@ -32,6 +33,7 @@ FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 
 FULL_BYTES = 1 << 20  # less than that is left: what the processes wrote is cut off, and no reason for anything
 CAPTURE_FOLDER = re.compile(r"(torch|nsys)(-\d+)?")
 Tell = Callable[[str], None]
+Judging = Callable[[Path, str, str, float], list[str]]  # bundle, name and kind of the capture, s since its start
 Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives what shows a text until it is left
 
 
@@ -83,10 +85,12 @@ def record(
     *,
     beside: Status = nullcontext,
     working: Status = nullcontext,
+    judging: Judging | None = None,
 ) -> Ran:
     """Run the application once a recorder and round, and leave a bundle with a manifest, whatever happens to the application.
 
     tell: lines that stay. beside: a status while the application runs; working: one while its recording is made ready.
+    judging: the command line that judges a recording whose application runs on.
     Raises GpudiagError before anything is started when it cannot be: no such script, no interpreter, no room, a folder in
     the way. The manifest is written before and after each pass, so that a killed gpudiag leaves what was recorded so far.
     A disk that is full by then costs the recording, which is told, and nothing else.
@@ -120,7 +124,7 @@ def record(
     code = 0
     for number, each in enumerate(passes, 1):
         try:
-            capture, outcome = _pass(plan, each, argv, env, stdin, beside, working)
+            capture, outcome = _pass(plan, each, argv, env, stdin, beside, working, judging)
         except (GpudiagError, OSError) as error:
             if number == 1:
                 raise
@@ -176,7 +180,14 @@ def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str,
 
 
 def _pass(
-    plan: Plan, each: _Pass, argv: list[str], env: Mapping[str, str], stdin: Stdin, beside: Status, working: Status
+    plan: Plan,
+    each: _Pass,
+    argv: list[str],
+    env: Mapping[str, str],
+    stdin: Stdin,
+    beside: Status,
+    working: Status,
+    judging: Judging | None,
 ) -> tuple[CaptureInfo, launch.Outcome]:
     folder = plan.bundle / each.name
     folder.mkdir()
@@ -194,13 +205,23 @@ def _pass(
         stdin.feed()
         return application
 
+    captured = torch_profiler.captured(folder)
+    early = Early(captured, lambda wall_s: judging(plan.bundle, each.name, each.kind, wall_s)) if judging else None
     with beside() as show:
         watch = Watch(folder, plan.steps)
+
+        def meanwhile() -> None:
+            if early is not None:
+                early.look()
+            if show:
+                show(each.label + watch.text(judged=early is not None and early.judged))
+
         outcome = launch.run(
             start,
             before_signal=lambda: torch_profiler.save_recordings(folder),
-            should_stop=torch_profiler.captured(folder) if plan.stop_after_capture else lambda: False,
-            meanwhile=lambda: show(each.label + watch.text()) if show else None,
+            should_stop=captured if plan.stop_after_capture else lambda: False,
+            meanwhile=meanwhile,
+            ended=early.end if early is not None else lambda: None,
         )
     stdin.release()
     sampler.stop()
@@ -210,7 +231,7 @@ def _pass(
         try:
             capture = torch_profiler.finish(folder, outcome, each.kind, plan.warmup)
             if each.kind == "nsys":
-                capture = _finish_nsys(capture, folder)
+                capture = with_nsys_report(capture, folder)
         except OSError as error:
             failed = f"the recording could not be kept: {error.strerror}"
             capture = CaptureInfo(each.name, each.kind, {}, wall_s=round(outcome.wall_s, 3), failed=failed)
@@ -369,7 +390,8 @@ def _start_nsys(
     )
 
 
-def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
+def with_nsys_report(capture: CaptureInfo, folder: Path) -> CaptureInfo:
+    """The capture with what nsys wrote, exported; `failed` says what is wrong with it."""
     from gpudiag.collect import nsys
     from gpudiag.read.nsys_report import find_nsys
 
@@ -384,5 +406,5 @@ def _finish_nsys(capture: CaptureInfo, folder: Path) -> CaptureInfo:
         files=files,
         collector=f"nsys {nsys.nsys_version(found)}" if (found := find_nsys()) else capture.collector,
         notes=(*capture.notes, *report.warnings),
-        failed=report.failed or capture.failed,
+        failed=capture.failed or report.failed,  # a script without torch opens no window: that is the reason
     )

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,11 @@ NOT_INSIDE = (
     "gpudiag could not get inside the script: no process that imports torch was reached (python -I, -E or -S, or a "
     "PYTHONPATH of its own)"
 )
-
+ENDED_EARLY = (
+    "the script was ended before it had imported torch, or gpudiag could not get inside it: nothing was recorded"
+)
 NO_TORCH = "{}{} did not import torch: there is nothing to record"
+RUNS_ON = "the script still ran when this was judged: the report is written again when it has ended"
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,9 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch", warmup: int | No
 
     warmup: the steps that were to come before the window, as asked for.
     """
-    logs = sorted(folder.glob("rank*.jsonl"))
-    log = read_process_log(logs)
+    log = read_process_log(sorted(folder.glob("rank*.jsonl")))
     notes = [*_notes(folder, log, outcome), *_unopened(log, warmup)]
     traces = _keep_traces(folder, log) if kind == "torch" else {}
-    plain, recorded = log.step_cost()
     for leftover in (
         *folder.glob("recording.*"),
         *folder.glob("captured.*"),
@@ -93,24 +94,44 @@ def finish(folder: Path, outcome: Outcome, kind: str = "torch", warmup: int | No
         leftover.unlink(missing_ok=True)
     failed = ""
     if not log.processes:
-        failed = NOT_INSIDE
+        failed = ENDED_EARLY if outcome.killed_by else NOT_INSIDE
         if log.without_torch:
             ended = f" ended with exit code {outcome.exit_code} and" if outcome.exit_code else ""
             failed = NO_TORCH.format(", ".join(log.without_torch), ended)
     elif kind == "torch" and not traces:
         failed = "no recording was saved: the process ended (killed?) before one was complete"
-    files = {"log": [file.name for file in logs]}
+    return _capture(folder, kind, log, traces, outcome.wall_s, notes, failed)
+
+
+def so_far(folder: Path, kind: str, wall_s: float) -> CaptureInfo:
+    """The capture of an application that runs on, its window saved `wall_s` after the start; nothing is moved or removed."""
+    log = read_process_log(sorted(folder.glob("rank*.jsonl")))
+    traces = _best_traces(folder, log) if kind == "torch" else {}
+    return _capture(folder, kind, log, traces, wall_s, [*log.notes, RUNS_ON])
+
+
+def _capture(
+    folder: Path,
+    kind: str,
+    log: ProcessLog,
+    traces: Mapping[int, Path],
+    wall_s: float,
+    notes: Sequence[str],
+    failed: str = "",
+) -> CaptureInfo:
+    files = {"log": [file.name for file in sorted(folder.glob("rank*.jsonl"))]}
     if traces:
         files["trace"] = [traces[rank].name for rank in sorted(traces)]
     if (folder / "nvml.jsonl").is_file():
         files["nvml"] = ["nvml.jsonl"]
     torch = next((process.torch for process in log.processes if process.torch), "")
+    plain, recorded = log.step_cost()
     return CaptureInfo(
         name=folder.name,
         kind=kind,
         files={role: [f"{folder.name}/{name}" for name in names] for role, names in files.items()},
         collector=f"torch.profiler of torch {torch}, gpudiag {__version__}" if torch else f"gpudiag {__version__}",
-        wall_s=round(outcome.wall_s, 3),
+        wall_s=round(wall_s, 3),
         plain_step_ns=plain,
         recorded_step_ns=recorded,
         failed=failed,
@@ -133,8 +154,8 @@ def _unopened(log: ProcessLog, warmup: int | None) -> Iterator[str]:
     )
 
 
-def _keep_traces(folder: Path, log: ProcessLog) -> dict[int, Path]:
-    """rank -> the compressed trace of the process of that rank that took most steps; the others are dropped."""
+def _best_traces(folder: Path, log: ProcessLog) -> dict[int, Path]:
+    """rank -> the trace of the process of that rank that took most steps."""
     best: dict[int, tuple[tuple[int, int], Path]] = {}
     for window in log.windows:
         trace = folder / window.file
@@ -143,7 +164,12 @@ def _keep_traces(folder: Path, log: ProcessLog) -> dict[int, Path]:
         weight = (log.step_count(window.pid), trace.stat().st_size)
         if window.rank not in best or weight > best[window.rank][0]:
             best[window.rank] = (weight, trace)
-    kept = {rank: trace for rank, (_, trace) in best.items()}
+    return {rank: trace for rank, (_, trace) in best.items()}
+
+
+def _keep_traces(folder: Path, log: ProcessLog) -> dict[int, Path]:
+    """The same compressed; the others are dropped."""
+    kept = _best_traces(folder, log)
     for trace in folder.glob("rank*.kineto.json"):
         if trace not in kept.values():
             trace.unlink()

@@ -35,22 +35,24 @@ class Watch:
         self._looked = 0.0
         self._text = "starting"
 
-    def text(self) -> str:
+    def text(self, judged: bool = False) -> str:
+        """judged: a report of the recording is there already."""
         now = time.monotonic()
         if now - self._looked >= EVERY_S:
             self._looked = now
             for file in self._folder.glob("rank*.jsonl"):
                 self._read(file, self._processes.setdefault(file, _Process()))
-            self._text = self._say()
+            self._text = self._say(judged)
         return self._text
 
-    def _say(self) -> str:
+    def _say(self, judged: bool) -> str:
         known = [process for process in self._processes.values() if process.known]
         if not known:
             return "starting"
         first = max(known, key=lambda process: process.steps)
         if first.saved:
-            return f"recorded; the script runs on, step {first.steps + 1}"
+            done = "recorded, the report is written" if judged else "recorded"
+            return f"{done}; the script runs on, step {first.steps + 1}"
         if first.window == "steps":
             if first.recorded >= self._wanted:
                 return "saving the recording"

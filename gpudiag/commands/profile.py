@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from gpudiag.commands._common import (
     write_file,
 )
 from gpudiag.commands._history import keep_diagnosis, save_options
+from gpudiag.commands._so_far import command
 from gpudiag.diagnosis import Severity, to_json
 from gpudiag.errors import GpudiagError
 from gpudiag.report.facts import shell_word
@@ -149,6 +151,8 @@ def profile(
     """Run a training script unchanged, record some of its steps, and say what holds it back.
 
     The script's output, arguments, stdin, working directory and exit code stay its own; what gpudiag says goes to stderr.
+    A script that runs on after its --steps is judged meanwhile: the reports that were asked for, and diagnosis.json in the
+    recording's folder, are there some seconds later, and are written again when it has ended.
     The exit code is the script's (128 + signal when it was killed); --fail-on counts only when that is 0.
     With `--json -` or `--markdown -` stdout holds that alone: what the script writes to its stdout goes to stderr then.
     Where the script runs more than once (--rounds, --with nsys,torch), each run gets the same stdin, up to 1 GB of it.
@@ -179,7 +183,7 @@ def profile(
         any_name=folder is None,
         stdout=2 if outputs.uses_stdout else 1,
     )
-    ran = record(plan, _say, beside=bottom_line, working=progress)
+    ran = record(plan, _say, beside=bottom_line, working=progress, judging=partial(command, outputs, fail_on))
     _flush_script_output()
     code, bundle = ran.exit_code, ran.bundle
     if all(capture.failed for capture in ran.manifest.captures):

@@ -113,7 +113,7 @@ LOADER_WORK = (
     M(
         "slowest_transform_time",
         "ns",
-        "time in the transform that takes longest over the run, a batch (recorded with --transforms)",
+        "loader_transform_time x the share of the transform that takes longest over the run (recorded with --transforms)",
         source=_LOADER,
     ),
     M(
@@ -138,7 +138,12 @@ LOADER_WORK = (
         _LOADER,
     ),
     M("worker_threads", "count", "threads of a worker process after its second batch, all of them", source=_LOADER),
-    M("worker_cpus", "count", "CPUs that a worker process may use by its affinity", source=_LOADER),
+    M(
+        "worker_cpus",
+        "count",
+        "different CPUs that the worker processes may run on by their affinity, together",
+        source=_LOADER,
+    ),
     M(
         "loader_workers_working",
         "count",

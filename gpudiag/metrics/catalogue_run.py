@@ -6,7 +6,7 @@ from gpudiag.metrics.base import MetricSpec as M
 
 _ACCOUNT = "the exclusive account (DESIGN 4), a step"
 _LOADER = "gpudiag's loader records"
-_ALLOCATOR = "torch allocator's counters, which gpudiag does not record today"
+_ALLOCATOR = "torch's allocator: gpudiag's records between the steps, or torch.profiler with profile_memory=True"
 _NVML = "NVML samples, taken while the GPU was busy"
 
 STEPS = (
@@ -201,7 +201,7 @@ MEMORY = (
         "ratio",
         "highest memory in use / memory of the GPU",
         "what the model needs: the allocator keeps freed blocks",
-        "NVML samples of the whole run",
+        "NVML samples of the whole run, or torch's allocator: memory reserved",
     ),
     M(
         "memory_fragmented_share",
@@ -214,6 +214,18 @@ MEMORY = (
         "ratio",
         "memory in use at the window's last sample - at its first, over the GPU's memory",
         "a leak for certain: the allocator keeps freed blocks, and a cache fills once",
+    ),
+    M(
+        "gpu_out_of_memory",
+        "flag",
+        "1 when an exception that says that the GPU's memory ran out ended the script",
+        "one that the script caught",
+    ),
+    M(
+        "host_out_of_memory",
+        "flag",
+        "1 when an exception that says that the host's memory ran out ended the script",
+        "the kernel's killing of a process",
     ),
 )
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.intervals import Int64
-from gpudiag.metrics.loading import NO_LOADER, main_loader, rows_of
+from gpudiag.metrics.loading import NO_LOADER, main_loader, rows_of, window_batches
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderBatches, LoaderInfo
 
 PROFILE_TRANSFORMS = "gpudiag profile --transforms SCRIPT"
 LEAST = 3  # batches that a median is of
-LEAST_STATES = 20  # samples of worker processes that a share is of
+LEAST_STATES = 10  # samples of worker processes that a share is of
 NAMES = (
     "loader_transform_time", "slowest_transform_time", "loader_read_bytes", "loader_disk_wait", "loader_helper_share",
     "worker_threads", "worker_cpus", "loader_workers_working", "loader_transfer_time", "loader_unpickle_time",
@@ -31,10 +31,10 @@ def measure(scope: Scope) -> Iterator[Value]:
             yield missing(name, NO_LOADER, PROFILE)
         return
     fetched = rows.take((rows.fetch_start >= 0) & (rows.fetch_end >= 0))
-    yield from _transforms(fetched, loader)
+    yield from _transforms(window_batches(scope, fetched), loader)
     yield from _storage(scope, fetched)
     yield from _workers(scope, fetched, loader)
-    yield from _handing_over(scope, rows, loader)
+    yield from _handing_over(scope, window_batches(scope, rows), loader)
     yield from _epochs(scope, fetched, loader)
     yield from _shared_memory(scope, loader)
 
@@ -51,7 +51,9 @@ def _transforms(fetched: LoaderBatches, loader: LoaderInfo) -> Iterator[Value]:
         "loader_transform_time", fetched.transform_ns, "the dataset's transforms are no Compose that is known"
     )
     if loader.transforms and len(fetched):
-        yield value("slowest_transform_time", loader.transforms[0][2] / len(fetched), "loader records")
+        share = loader.transforms[0][2] / max(1, sum(length for _, _, length in loader.transforms))
+        whole = np.median(fetched.transform_ns[fetched.transform_ns >= 0]) if (fetched.transform_ns >= 0).any() else 0
+        yield value("slowest_transform_time", float(share * whole), "loader records")
     else:
         yield missing("slowest_transform_time", "transforms were not timed one by one", PROFILE_TRANSFORMS)
 
@@ -78,7 +80,7 @@ def _workers(scope: Scope, fetched: LoaderBatches, loader: LoaderInfo) -> Iterat
         yield value("loader_helper_share", share, "loader records")
     else:
         yield missing("loader_helper_share", "the CPU time of the workers' threads was not recorded", PROFILE)
-    for name, number in (("worker_threads", loader.worker_tasks), ("worker_cpus", loader.worker_cpus)):
+    for name, number in (("worker_threads", loader.worker_os_threads), ("worker_cpus", loader.worker_cpus)):
         if number is None:
             yield missing(name, "no worker fetched two batches while it was recorded", PROFILE)
         else:

@@ -97,6 +97,12 @@ def rows_of(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
     return batches.take(batches.loader == loader.loader)
 
 
+def window_batches(scope: Scope, rows: LoaderBatches) -> LoaderBatches:
+    """The batches of the window; with fewer than ENOUGH all of them. The loss is the window's: batches of another epoch differ."""
+    inside = scope.window.contains(rows.end)
+    return rows.take(inside) if inside.sum() >= ENOUGH else rows
+
+
 def _settings(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
     if loader is not None:
         yield value("num_workers", loader.num_workers, "loader records")
@@ -142,10 +148,7 @@ def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
 def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     fetched = (rows.fetch_end >= 0) & (rows.fetch_start >= 0)
     if fetched.sum() >= 3:
-        inside = fetched & scope.window.contains(rows.end)
-        # the loss is the window's: fetches of a first epoch, or of a later one, are others
-        chosen = inside if inside.sum() >= ENOUGH else fetched
-        yield from _fetches(scope, rows.take(chosen), loader)
+        yield from _fetches(scope, window_batches(scope, rows.take(fetched)), loader)
         yield _slow_share(rows.take(fetched))
     else:
         for name in BATCH_NAMES[:11]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.copies import PCIE_LANE_BYTES_PER_S
-from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_LONGER, Value, inapplicable, missing, value
+from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, Value, inapplicable, missing, value
 from gpudiag.scope import Scope
 from gpudiag.timeline import Samples
 
@@ -33,7 +33,7 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield _foreign(scope)
     yield from _nvlinks(scope)
     allocator = _allocator(scope)
-    yield allocator["memory_fragmented_share"]
+    yield allocator.pop("memory_fragmented_share")
     samples = _busy(scope)
     if samples is None or not len(samples):
         for name in NAMES:
@@ -44,13 +44,16 @@ def measure(scope: Scope) -> Iterator[Value]:
         share = samples.memory_used[known] / samples.memory_total[known]
         yield value("memory_peak_share", float(share.max()), "nvml")
         inside = share[scope.window.contains(samples.start[known])]
-        if inside.size > 1:
+        if "memory_growth" in allocator:  # NVML sees what the allocator keeps, and other processes
+            yield allocator["memory_growth"]
+        elif inside.size > 1:
             yield value("memory_growth", float(inside[-1] - inside[0]), "nvml")
         else:
             yield missing("memory_growth", "NVML gave fewer than two samples inside the window", PROFILE_LONGER)
     else:
-        yield missing("memory_peak_share", "NVML did not give the memory in use", PROFILE)
-        yield missing("memory_growth", "NVML did not give the memory in use", PROFILE)
+        reason = "NVML did not give the memory in use"
+        yield allocator.get("memory_peak_share") or missing("memory_peak_share", reason, PROFILE)
+        yield allocator.get("memory_growth") or missing("memory_growth", reason, PROFILE)
     yield from of_busy(samples)
 
 
@@ -125,8 +128,8 @@ def _allocator(scope: Scope) -> dict[str, Value]:
     events = scope.timeline.memory
     mine = events.take(events.device == scope.device) if events is not None and scope.ops is not None else None
     if mine is None or not len(mine):
-        reason = "the allocator's events were not recorded (torch.profiler with profile_memory=True)"
-        return {"memory_fragmented_share": missing("memory_fragmented_share", reason, NOTHING)}
+        reason = "what torch's allocator held was not recorded"
+        return {"memory_fragmented_share": missing("memory_fragmented_share", reason, PROFILE)}
     at_peak = int(mine.allocated.argmax())
     reserved = max(1, int(mine.reserved[at_peak]))
     spare = 1 - int(mine.allocated[at_peak]) / reserved

@@ -177,6 +177,12 @@ def _recorder(scope: Scope) -> Iterator[Value]:
     else:
         yield value("torch_cuda_build", int(bool(host.cuda)), "environment record")
         yield value("debug_switches", len(host.debug_switches), "environment record")
+    for whose in ("gpu", "host"):
+        name = f"{whose}_out_of_memory"
+        if host.torch_threads is None:  # known where gpudiag was inside
+            yield missing(name, "how the script ended was not recorded", PROFILE)
+        else:
+            yield value(name, int(whose in host.out_of_memory), "gpudiag's records")
     if scope.ops is None and timeline.cpu_ops is None:
         yield missing("torch_compiled", "neither kernels nor operators were recorded", PROFILE_LONGER)
         return

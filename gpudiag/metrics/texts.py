@@ -13,7 +13,7 @@ from gpudiag.metrics.kernel_work import slow_cpu_ops
 from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.metrics.run import step_lengths
-from gpudiag.metrics.wait_lines import UPLOAD, lines_of, said, wait_lines
+from gpudiag.metrics.wait_lines import UPLOAD, lines_of, told, wait_lines
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderInfo
 from gpudiag.units import format_percent
@@ -47,6 +47,8 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))
         texts["recompile_where"], texts["recompile_reason"] = worst.where, worst.detail
+    for said in scope.timeline.host.out_of_memory.values():
+        texts["out_of_memory_said"] = said
     if scope.timeline.host.debug_switches:
         texts["debug_switch_names"] = ", ".join(scope.timeline.host.debug_switches)
     info = scope.timeline.devices.get(scope.device)
@@ -97,10 +99,10 @@ def _waits(scope: Scope) -> dict[str, str]:
     if worst:
         texts["sync_where"] = worst
     if waits:
-        texts["wait_lines"] = said(waits)
+        texts["wait_lines"] = told(waits)
     reads = lines_of(scope.timeline.sites, "read")
     if reads:
-        texts["read_lines"] = said(reads)
+        texts["read_lines"] = told(reads)
     return texts
 
 

@@ -243,7 +243,8 @@ def _host(known: HostInfo, environment: Mapping[str, Any]) -> HostInfo:
     gpus = environment.get("gpus")
     return replace(
         known,
-        usable_cpus=environment.get("usable_cpus", known.usable_cpus),
+        # the script may have narrowed what it was started with
+        usable_cpus=min(filter(None, (environment.get("usable_cpus"), known.usable_cpus)), default=None),
         machine_cpus=environment.get("machine_cpus", known.machine_cpus),
         torch=known.torch or environment.get("torch"),
         cuda=known.cuda or environment.get("torch_cuda") or environment.get("torch_hip"),

@@ -14,8 +14,10 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
              r when its message arrived, u ns of unpickling it, m its bytes, sz bytes of the batch's tensors (the first three)
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown),
              pc CPU ns of the whole process, rd bytes read from storage, x ns in the transforms, xs {transform: [calls, ns]}
-    worker   w, threads torch's, tasks threads of the process, cpus it may use: a worker after its second batch
+    worker   w, threads torch's, tasks threads of the process, cpus it may run on (numbers): a worker after its second batch
+    alloc    at, d GPU, a bytes in tensors, r bytes reserved, pa, pr their peaks so far: between recorded steps
     states   seen {state: samples} of the worker processes, sampled while recording (D: waits for a disk)
+    oom      of gpu | host, said: the exception that ended the script
     shm_error l loader (-1 unknown), said: a worker died of a full /dev/shm
     pin      b, s, e      gc  s, e, g generation      compile  at, ns, where      optimizer  params, bytes
     recompile at, i step, where it was called, what function, reason: a guard that no compiled version passes

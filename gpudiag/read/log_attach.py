@@ -12,7 +12,7 @@ import numpy as np
 from gpudiag.intervals import Int64
 from gpudiag.read.loader_log import FIRST_STEPS, Process, ProcessLog, Record, source_of, steps_of
 from gpudiag.read.log_loaders import loader_records, shifted, worker_states
-from gpudiag.timeline import CallSite, HostInfo, Looks, Ranges, StepLog, Timeline
+from gpudiag.timeline import CallSite, HostInfo, LoaderInfo, Looks, MemoryEvents, Ranges, StepLog, Timeline
 
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
@@ -53,13 +53,15 @@ def attach(timeline: Timeline, log: ProcessLog) -> Timeline:
         sites=_sites(process),
         looks=_looks(process, offset),
         optimizer_params=_optimizer(process),
+        memory=timeline.memory if timeline.memory is not None else _memory(process, offset),
         observer_slowdown=slowdown,
         host=replace(
-            _with_load(host, log, process),
+            _with_load(_with_affinity(host, process, loaders), log, process),
             torch_threads=host.torch_threads if host.torch_threads is not None else process.threads,
             torch=host.torch or process.torch or None,
             cuda=host.cuda or process.cuda,
             worker_states=worker_states(process),
+            out_of_memory={record["of"]: record["said"] for record in process.of("oom")},
         ),
     )
 
@@ -69,6 +71,15 @@ def _step_sign(process: Process, steps: Sequence[Record]) -> str:
     source = source_of(process)
     phases = Counter(phase for record in steps for phase in record.get("p", ()))
     return "replay" if source == "forward" and phases["graph_replay"] > phases["forward"] else source
+
+
+def _with_affinity(host: HostInfo, process: Process, loaders: Sequence[LoaderInfo]) -> HostInfo:
+    """The script, or something that it imports, may have narrowed the CPUs that it was started with; where workers load, theirs
+    count: each may be pinned to one of its own, and the training thread to another."""
+    main = max(loaders, key=lambda info: (info.batches, -info.loader), default=None)
+    ends = _watched(process)
+    cpus = (main.worker_cpus if main is not None else None) or (ends[1].get("cpus") if ends is not None else None)
+    return replace(host, usable_cpus=min(filter(None, (host.usable_cpus, cpus)), default=None))
 
 
 def _with_load(host: HostInfo, log: ProcessLog, process: Process) -> HostInfo:
@@ -192,6 +203,19 @@ def _add(table: dict[tuple[str, str, str], list[int]], key: tuple[str, str, str]
 def _optimizer(process: Process) -> tuple[int, int] | None:
     records = process.of("optimizer")
     return (max(r["params"] for r in records), max(r["bytes"] for r in records)) if records else None
+
+
+def _memory(process: Process, offset: int) -> MemoryEvents | None:
+    """What torch's allocator held between the recorded steps, and as the last row of each GPU its peaks, which fell within."""
+    records = process.of("alloc")
+    if not records:
+        return None
+    last = {record["d"]: record for record in records}
+    rows = [(record["at"], record["d"], record["a"], record["r"]) for record in records]
+    rows += [(record["at"], record["d"], record["pa"], record["pr"]) for record in last.values()]
+    table = np.array(sorted(rows, key=lambda row: row[0]), np.int64)  # stable: the peaks stay behind
+    at = table[:, 0] + offset
+    return MemoryEvents(at, at, table[:, 1].astype(np.int32), table[:, 2], table[:, 3])
 
 
 def _with_collections(timeline: Timeline, process: Process, offset: int) -> Timeline:

@@ -103,6 +103,12 @@ def device_label(rank: int, device: int, many_ranks: bool) -> str:
     return f"rank {rank}, {name}" if many_ranks else name
 
 
+def devices_word(accounts: Sequence[AccountInfo]) -> str:
+    """`2 GPUs`; `2 ranks` where there is no GPU work, `3 devices` where only some have it."""
+    on_host = {account.device < 0 for account in accounts}
+    return counted(len(accounts), "device" if len(on_host) > 1 else "rank" if on_host == {True} else "GPU")
+
+
 def reason(missing: str) -> str:
     """Why a rule could not be judged, without the names of the metrics that it misses: `a: no GPU; b: no GPU` is `no GPU`."""
     return "; ".join(sorted({_METRIC.sub("", clean(piece)) for piece in missing.split("; ")}))
@@ -158,7 +164,17 @@ STEP_SOURCES = {
 }
 
 
+def account_heading(diagnosis: Diagnosis) -> str:
+    return "Where the time goes" + (", in what could be read" if diagnosis.source.incomplete else "")
+
+
 def steps_line(diagnosis: Diagnosis) -> str:
+    """What the figures are of; of a file that is cut short they are all of what came before the cut."""
+    line = _steps_line(diagnosis)
+    return f"In what could be read: {line[:1].lower()}{line[1:]}" if diagnosis.source.incomplete else line
+
+
+def _steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     if not steps.count or steps.median_ns is None or all(a.scope == "span" for a in diagnosis.accounts):
         start = (
@@ -205,10 +221,11 @@ def bound_line(diagnosis: Diagnosis, finding: Finding) -> str:
 
 def _on_devices(diagnosis: Diagnosis, finding: Finding) -> str:
     devices = sorted(set(finding.devices))
+    together = devices_word(diagnosis.accounts)  # `2 GPUs`
     if len(devices) >= len(diagnosis.accounts):
-        return "on both GPUs" if len(devices) == 2 else f"on all {len(devices)} GPUs"
+        return f"on both {together.removeprefix('2 ')}" if len(devices) == 2 else f"on all {together}"
     if len(devices) > 4:
-        return f"on {len(devices)} of {len(diagnosis.accounts)} GPUs"
+        return f"on {len(devices)} of {together}"
     many_ranks = len({account.rank for account in diagnosis.accounts}) > 1
     return "on " + "; ".join(device_label(rank, device, many_ranks) for rank, device in devices)
 

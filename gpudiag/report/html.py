@@ -172,6 +172,8 @@ def _account_words(diagnosis: Diagnosis, account: AccountInfo) -> tuple[str, str
         many = len({a.rank for a in diagnosis.accounts}) > 1
         return _upper(facts.device_label(account.rank, account.device, many)), time
     over = f"over {counted(account.steps, 'steady step')}" if account.scope == "steps" else "over the whole recording"
+    if diagnosis.source.incomplete:
+        over = over.replace("the whole recording", "all of it") + " in what could be read"
     return account_title(diagnosis, account), f"{over}, {time}"
 
 
@@ -220,7 +222,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
         elif mine:
             state, glyph = "elsewhere", "↳"
         else:
-            clear = method.clear_count(diagnosis, step) > 0
+            clear = method.is_clear(diagnosis, step)
             state, glyph = ("clear", "✓") if clear else ("blind", "?" if method.not_judged_of(diagnosis, step) else "–")
         says = method.step_status(diagnosis, step)
         path.append(

@@ -13,7 +13,16 @@ from gpudiag.units import format_bytes, format_ns, format_percent, format_rate
 
 MAX_KERNELS = 40
 MAX_ROWS = 256
-_WORDS = {"num": "number of", "ns": "", "gpu": "GPU", "cpu": "CPU", "cpus": "CPUs", "cuda": "CUDA", "gpus": "GPUs"}
+_WORDS = {
+    "num": "number of",
+    "ns": "",
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "cpus": "CPUs",
+    "cuda": "CUDA",
+    "gpus": "GPUs",
+    "shm": "/dev/shm",
+}
 
 
 def kernel_rows(diagnosis: Diagnosis) -> tuple[list[dict[str, Any]], str]:
@@ -85,10 +94,37 @@ def run_tables(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         about += " The account above is over the steady steps."
     tables = [
         _table("devices", "Devices", about, columns, devices, set(columns[2:])),
-        _dicts("ranks", "Ranks", "One row a rank of the job.", diagnosis.ranks),
-        _dicts("loaders", "Data loaders", "How each DataLoader was built.", diagnosis.loaders),
+        _dicts("ranks", "Ranks", "One row a rank of the job.", [_named(row) for row in diagnosis.ranks]),
+        _dicts("loaders", "Data loaders", "How each DataLoader was built.", [_built(row) for row in diagnosis.loaders]),
+        _dicts("transforms", "Transforms", "Over the whole run, in all workers together.", _transforms(diagnosis)),
     ]
     return [table for table in tables if table["rows"]]
+
+
+def _built(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what has a table of its own, and without columns that say that nothing happened."""
+    return {key: value for key, value in row.items() if key != "transforms" and value != ""}
+
+
+def _transforms(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    rows = []
+    for loader in diagnosis.loaders:
+        timed = loader.get("transforms") or ()
+        total = max(1, sum(length for _, _, length in timed))
+        for name, calls, length in timed:
+            shown = {
+                "loader": loader.get("where"),
+                "transform": clean(str(name), 80),
+                "calls": calls,
+                "total_ns": length,
+            }
+            rows.append({**shown, "a_call_ns": length / max(1, calls), "share": length / total})
+    return rows
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A rank without GPU work has no device number."""
+    return {**row, "device": "CPU"} if row.get("device") == -1 else row
 
 
 def metric_rows(diagnosis: Diagnosis) -> list[dict[str, str]]:

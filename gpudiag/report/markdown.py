@@ -87,8 +87,10 @@ def _account(diagnosis: Diagnosis) -> list[str]:
         return []
     accounts = diagnosis.accounts
     steps = sum(account.steps for account in accounts)
-    per = "Per step" + (f" and GPU ({len(accounts)} GPUs)" if len(accounts) > 1 else "") if steps else "Recorded"
-    lines = [f"| Where the time goes | Share | {per} |", "|---|--:|--:|"]
+    together = facts.devices_word(accounts)
+    each = f" and {together.split()[1].rstrip('s')} ({together})" if len(accounts) > 1 else ""
+    per = f"Per step{each}" if steps else "Recorded"
+    lines = [f"| {facts.account_heading(diagnosis)} | Share | {per} |", "|---|--:|--:|"]
     for (name, value), tenths in zip(parts, apportion([value for _, value in parts], 1000), strict=True):
         if tenths:
             lines.append(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpudiag.diagnosis import STEP_ORDER, Diagnosis, Finding, NotJudged, StepName
 from gpudiag.report.facts import STEP_TITLES, reason
+from gpudiag.report.text import clean
 from gpudiag.units import counted
 
 
@@ -59,6 +60,13 @@ def clear_count(diagnosis: Diagnosis, step: StepName) -> int:
     )
 
 
+def is_clear(diagnosis: Diagnosis, step: StepName) -> bool:
+    """Whether rules of a step were judged and found nothing. Of a run that cannot be judged only the machine can be clear:
+    what else was judged is that it cannot be."""
+    judged = diagnosis.verdict.status != "cannot_judge" or step == "environment"
+    return clear_count(diagnosis, step) > 0 and (judged or not not_judged_of(diagnosis, step))
+
+
 def step_status(diagnosis: Diagnosis, step: StepName) -> str:
     """What is known of a step in a few words: `2 findings`, `1 finding, explained under step 4`,
     `all clear (7 rules), 1 not judged`, `cannot judge: no copies recorded`."""
@@ -80,10 +88,10 @@ def step_status(diagnosis: Diagnosis, step: StepName) -> str:
                 place = _place_of_causes(diagnosis, some, step)
                 clauses.append(f"{number}{word} {place}" if place else number + other)
         return ", ".join(clauses) + unseen
-    if clear:
+    if is_clear(diagnosis, step):
         return f"all clear ({counted(clear, 'rule')}){unseen}"
-    if blind:
-        return f"cannot judge: {reason(blind[0].missing)}"
+    if blind:  # of half a file nothing is known to be absent
+        return f"cannot judge: {clean(diagnosis.source.incomplete) or reason(blind[0].missing)}"
     return "cannot judge" if diagnosis.verdict.status == "cannot_judge" else "no finding"
 
 

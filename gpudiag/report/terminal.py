@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from gpudiag.diagnosis import SEVERITY_ORDER, STEP_ORDER, Diagnosis, Finding, Fix, Severity, StepName
 from gpudiag.report import facts, method
+from gpudiag.report.device_table import WIDE, device_lines
 from gpudiag.report.page import BLUE, BOLD, CYAN, DIM, GREEN, MAGENTA, MOST_LINES, YELLOW, Page
 from gpudiag.report.text import apportion, clean, clean_code, columns, cut_start, short_kernel
-from gpudiag.units import counted, format_ns, format_percent
+from gpudiag.units import counted, format_ns
 
 _SEVERITY_STYLE: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "info": "1;36"}
 _VERDICT_STYLE = {"bottleneck": "1;31", "healthy": "1;32", "cannot_judge": "1;33"}
@@ -21,10 +22,8 @@ _IDLE_STYLES = ("91", "95", "93", "96", "94")
 # These are shown with evidence and their whole first fix, the rest with their share and the change: a screen is short.
 _FULL_FINDINGS = 2
 _MOST_EVIDENCE = 6
-_WIDE = 78  # columns that a table with all its columns takes; narrower pages leave some out
 _CRUMB = 0.005  # share of the window below which a part has no cell of its own in a bar of 76
 _MOST_CODE_LINES = 8
-_MOST_DEVICES = 8
 _MOST_WARNINGS = 5
 _MOST_NOT_JUDGED = 3
 
@@ -73,11 +72,11 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
         model = next((clean(d.name, 30) for d in diagnosis.devices if (d.rank, d.device) == place), "")
         title = facts.device_label(*place, many_ranks) + (f", {model}" if model else "")
     else:
-        title = f"{len(accounts)} GPUs together"
+        title = f"{facts.devices_word(accounts)} together"
     steps = accounts[0].steps or diagnosis.steps.count
     scope = counted(steps, "steady step") if accounts[0].scope == "steps" else "whole recording"
     page.add()
-    page.heading("Where the time goes", f"{title}: {scope}, {format_ns(max(a.total_ns for a in accounts))}")
+    page.heading(facts.account_heading(diagnosis), f"{title}: {scope}, {format_ns(max(a.total_ns for a in accounts))}")
     values = [value for _, value, _ in parts]
     drawn = _glyphs([name for name, _, _ in parts], page.ascii_only)
     cells = apportion(values, page.width - 4)
@@ -93,7 +92,8 @@ def _account(page: Page, diagnosis: Diagnosis) -> None:
     )
     _meanings(page, diagnosis, parts)
     if len(accounts) > 1:
-        _device_table(page, diagnosis, many_ranks)
+        for line in device_lines(accounts, page.width >= WIDE):
+            page.add(f"  {line}")
 
 
 def _without_crumbs(parts: Sequence[tuple[str, int]]) -> list[tuple[str, int, str]]:
@@ -145,23 +145,6 @@ def _meanings(page: Page, diagnosis: Diagnosis, parts: Sequence[tuple[str, int, 
             )
 
 
-def _device_table(page: Page, diagnosis: Diagnosis, many_ranks: bool) -> None:
-    head = ("rank  GPU" if many_ranks else "GPU").rjust(9)
-    page.add(f"  {head}  compute  comm. exposed  copies exposed   idle{'  idle mostly' * (page.width >= _WIDE)}")
-    by_compute = sorted(diagnosis.accounts, key=lambda a: (facts.group_share(a, "compute"), a.rank, a.device))
-    shown = sorted(by_compute[:_MOST_DEVICES], key=lambda a: (a.rank, a.device))
-    for account in shown:
-        name = f"{account.rank:>4}  {account.device:>3}" if many_ranks else f"{account.device:>3}"
-        shares = [facts.group_share(account, p) for p in ("compute", "communication_exposed", "copy_exposed", "idle.")]
-        largest = max((p for p in account.parts.items() if p[0].startswith("idle.")), key=lambda p: p[1], default=None)
-        owner = facts.part_label(largest[0]).removeprefix("idle: ") if largest and largest[1] else ""
-        cells = [format_percent(share) for share in shares]
-        row = f"  {name:>9}  {cells[0]:>7}  {cells[1]:>13}  {cells[2]:>14}  {cells[3]:>5}"
-        page.add(row + (f"  {owner}" if page.width >= _WIDE else ""))
-    if len(diagnosis.accounts) > len(shown):
-        page.add(f"  the {len(shown)} that compute least, of {len(diagnosis.accounts)}")
-
-
 def _steps(page: Page, diagnosis: Diagnosis) -> None:
     own = {step: method.findings_of(diagnosis, step) for step in STEP_ORDER}
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
@@ -181,7 +164,7 @@ def _status_style(diagnosis: Diagnosis, step: StepName, findings: Sequence[Findi
         return _SEVERITY_STYLE[min((f.severity for f in findings), key=SEVERITY_ORDER.index)]
     if any(f.step == step for f in diagnosis.findings):
         return ""
-    return GREEN if method.clear_count(diagnosis, step) else YELLOW
+    return GREEN if method.is_clear(diagnosis, step) else YELLOW
 
 
 def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | None) -> None:
@@ -241,8 +224,8 @@ def _kernels(page: Page, diagnosis: Diagnosis) -> None:
     if not rows:
         return
     page.add()
-    page.heading("Top kernels", "TC: tensor cores used" if page.width >= _WIDE else "")
-    wide = page.width >= _WIDE
+    page.heading("Top kernels", "TC: tensor cores used" if page.width >= WIDE else "")
+    wide = page.width >= WIDE
     page.add(page.paint(f"  Time %   Total Instances     Avg  {'What        TC  ' * wide}Name", DIM))
     for row in rows:
         cores = "yes" if row.tensor_cores else "no" if row.what in ("gemm", "conv", "attention") else "-"

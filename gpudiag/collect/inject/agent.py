@@ -22,6 +22,7 @@ from . import patch_graphs, patch_loader, patch_logging, patch_sync, patch_torch
 from .fetches import Fetches
 from .imports import PostImport
 from .log import Log, clock
+from .memory import out_of_memory
 from .patch_queue import shared_memory_error
 from .recorder import Recorder
 from .tracker import Emitter, Tracker
@@ -76,6 +77,12 @@ class Agent:
         if self._ended:
             return
         self._ended = True
+        try:
+            self._finish()
+        except MemoryError:  # there is none left, not even for a note; nothing of ours may stand on the script's stderr
+            self.log.closed = True
+
+    def _finish(self) -> None:
         if self.recorder is not None:
             self.recorder.finish()
         if self.torch is None and self.role == "main":
@@ -84,9 +91,12 @@ class Agent:
             if self.profiled:
                 self.tracker.finish()
                 # the end of a worker is told by a signal, which may strike anywhere in the training
-                said = shared_memory_error(getattr(sys, "last_value", None))
+                error = getattr(sys, "last_value", None)  # that ended the script
+                said = shared_memory_error(error)
                 if said:
                     self.log.write({"k": "shm_error", "l": -1, "said": said})
+                elif out_of_memory(error):
+                    self.log.write({"k": "oom", **out_of_memory(error)})
             used = os.times()
             children = used.children_user + used.children_system
             self.log.write(

@@ -86,7 +86,7 @@ class Fetches:
         record = {"k": "worker", "w": worker, "threads": self.threads()}
         try:
             record["tasks"] = len(os.listdir("/proc/self/task"))
-            record["cpus"] = len(os.sched_getaffinity(0))
+            record["cpus"] = sorted(os.sched_getaffinity(0))
         except (OSError, AttributeError):
             pass
         self.log.write(record)

@@ -1,10 +1,10 @@
-"""How much memory this process uses, by the C heap where glibc tells."""
+"""How much memory this process uses: by the C heap where glibc tells, and of the GPU by torch's allocator."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from typing import Callable
+from typing import Any, Callable, Dict, Optional
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -46,3 +46,33 @@ def _resident() -> int:
 
 
 heap = _heap_reader()  # bytes of the C heap in use, large tensors not among them
+
+
+def allocator(torch: Any) -> Dict[str, int]:
+    """Bytes of torch's allocator on the current GPU: `a` in tensors, `r` taken from the driver, `pa` and `pr` their peaks so far;
+    `d` the GPU. Some 100 us; empty without CUDA."""
+    try:
+        if not torch.cuda.is_initialized():
+            return {}
+        stats = torch.cuda.memory_stats()
+        kinds = (
+            ("a", "allocated", "current"),
+            ("r", "reserved", "current"),
+            ("pa", "allocated", "peak"),
+            ("pr", "reserved", "peak"),
+        )
+        found = {key: int(stats["%s_bytes.all.%s" % (kind, when)]) for key, kind, when in kinds}
+        found["d"] = int(torch.cuda.current_device())
+        return found
+    except (RuntimeError, KeyError, AttributeError):  # another backend of the allocator
+        return {}
+
+
+def out_of_memory(error: Optional[BaseException]) -> Dict[str, str]:
+    """`of` gpu | host: whose memory an exception says ran out, and what it `said`; empty where it says nothing of the kind."""
+    text = str(error).strip().split("\n", 1)[0][:300] if error is not None else ""
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+        return {"of": "gpu", "said": text}
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return {"of": "host", "said": text or "MemoryError"}
+    return {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import mmap
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .cpu_wait import machine
 from .log import Log, clock
-from .memory import heap
+from .memory import allocator, heap
 from .sampler import LineSampler, WorkerStates
 from .torch_trace import Profiler, TorchEmitter
 from .tracker import Emitter, Tracker
@@ -32,6 +33,7 @@ WINDOW_NS = 60 * NS  # a window of slow steps ends after this, having at least o
 EARLY_HEAP = 64 << 20  # 300 000 events
 STEP_HEAP = ((5, 64 << 20), (3, 128 << 20), (1, 256 << 20))  # with at least so many steps
 HARD_HEAP = 512 << 20  # in the middle of a step
+RESERVE = 64 << 20  # of address space, never touched: for saving a recording where the script has left no memory
 POLL_S = 0.05
 SAMPLE_S = 0.005  # while a planned window records: which line runs outside all phases; some 1 % of one CPU
 MOST_VAIN_STARTS = 10
@@ -79,6 +81,7 @@ class Recorder:
         self._samplers = (LineSampler(tracker, log, torch.cuda.is_initialized), WorkerStates(tracker, log))
         self._recordings = 0  # started so far: a request that is late must not end the next one
         self._pending = _PENDING(self._on_pending)
+        self._reserve = _reserve()
         self.inside = False  # our own calls into the profiler: not to be taken for the script's
         self.off = False  # for good
 
@@ -105,6 +108,7 @@ class Recorder:
         if self._tracker.capturing:
             return  # a CUDA graph, in another thread: starting and stopping synchronise, which would break it
         if self._profile is not None and self._kind == "steps":
+            self._note_memory()
             recorded = count - self._began_count
             if recorded >= self._steps:
                 self._stop("complete", recorded)
@@ -121,10 +125,17 @@ class Recorder:
             elif self._may_start() and self._is_prepared():
                 self._start("steps")
                 self._began_count = count
+                self._note_memory()
                 self._watch()
 
     def _grown(self) -> int:
         return heap() - self._memory
+
+    def _note_memory(self) -> None:
+        """The GPU's memory between two steps, where a leak shows, and the peaks, which lie within."""
+        found = allocator(self._torch)
+        if found:
+            self._log.write({"k": "alloc", "at": time.monotonic_ns(), **found})
 
     def _write_samples(self) -> None:
         for sampler in self._samplers:
@@ -147,6 +158,8 @@ class Recorder:
 
     def finish(self) -> None:
         """The process is about to end."""
+        if self._reserve is not None:
+            self._reserve.close()
         self._stop("end")
         self.off = True
 
@@ -330,6 +343,14 @@ class Recorder:
 
 
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+def _reserve() -> Optional[mmap.mmap]:
+    """None where there is no such room: ulimit -v is as low as that."""
+    try:
+        return mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError):
+        return None
 
 
 def touch(path: str) -> None:
