@@ -7,7 +7,7 @@ from builders import PROCESS, Recorder, scopes
 
 from gpudiag.metrics.across import run_facts
 from gpudiag.metrics.texts import texts_of
-from gpudiag.metrics.wait_lines import WaitLine, said, wait_lines
+from gpudiag.metrics.wait_lines import WaitLine, told, wait_lines
 from gpudiag.timeline import CallSite, CopyKind, Looks
 
 US = 1_000
@@ -104,7 +104,7 @@ def test_slow_reads_of_a_run_without_a_gpu_are_told_by_line() -> None:
 
 def test_many_lines_are_cut_and_counted() -> None:
     many = [WaitLine(f"a.py:{n}", ".item()", 3.0, 5.0, True) for n in range(5)]
-    assert said(many) == (
+    assert told(many) == (
         "a.py:0 .item() 3 times a step, 5 ns; a.py:1 .item() 3 times a step, 5 ns; a.py:2 .item() 3 times a step, 5 ns; 2 more"
     )
     assert str(WaitLine("a.py:1", ".item()", 0.01, 5.0, True)) == "a.py:1 .item() in fewer than one of ten steps, 5 ns"

@@ -13,7 +13,7 @@ from gpudiag.metrics.kernel_work import slow_cpu_ops
 from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.metrics.run import step_lengths
-from gpudiag.metrics.wait_lines import UPLOAD, lines_of, said, wait_lines
+from gpudiag.metrics.wait_lines import UPLOAD, lines_of, told, wait_lines
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderInfo
 from gpudiag.units import format_percent
@@ -102,10 +102,10 @@ def _waits(scope: Scope) -> dict[str, str]:
     if worst:
         texts["sync_where"] = worst
     if waits:
-        texts["wait_lines"] = said(waits)
+        texts["wait_lines"] = told(waits)
     reads = lines_of(scope.timeline.sites, "read")
     if reads:
-        texts["read_lines"] = said(reads)
+        texts["read_lines"] = told(reads)
     return texts
 
 

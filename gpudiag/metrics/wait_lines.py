@@ -82,7 +82,7 @@ def lines_of(sites: Sequence[CallSite], kind: str) -> list[WaitLine]:
     ]
 
 
-def said(lines: Sequence[WaitLine]) -> str:
+def told(lines: Sequence[WaitLine]) -> str:
     """`train.py:42 .item() 3 times a step, 2.10 ms; train.py:50 ...`"""
     more = f"; {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     return "; ".join(map(str, lines[:MOST_LINES])) + more
