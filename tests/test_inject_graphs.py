@@ -174,7 +174,7 @@ class Decisions(Recorder):
     """A recorder that notes what it would do."""
 
     def __init__(self, tracker: Tracker, folder: Path, log: Any) -> None:
-        torch: Any = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+        torch: Any = SimpleNamespace(__file__="torch/__init__.py", cuda=SimpleNamespace(is_initialized=lambda: False))
         super().__init__(torch, str(folder), "rank0", log, tracker, {"warmup": 2, "steps": 3}, 0)
         self.done: list[str] = []
         self.slow = 0.0
