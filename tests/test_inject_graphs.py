@@ -214,11 +214,11 @@ def test_no_recording_starts_or_ends_while_any_thread_captures(watched: Watched,
     graph.capture_begin()
     steps(9)
     recorder._requests.append(("memory", 1))
-    recorder._on_pending(None)
+    recorder._on_pending()
     assert recorder.done == ["start"]
     graph.capture_end()
     recorder._requests.append(("memory", 1))
-    recorder._on_pending(None)
+    recorder._on_pending()
     assert recorder.done == ["start", "memory"]
 
 
@@ -227,11 +227,11 @@ def test_an_early_recording_does_not_end_amid_a_compilation(watched: Watched, tm
     recorder._start("early")
     watched.tracker.push("compile")
     recorder._requests.append(("time", 1))
-    recorder._on_pending(None)
+    recorder._on_pending()
     watched.tracker.pop()
     assert recorder.done == ["start"]
     recorder._requests.append(("time", 1))
-    recorder._on_pending(None)
+    recorder._on_pending()
     assert recorder.done == ["start", "time"]
 
 
