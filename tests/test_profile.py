@@ -108,18 +108,33 @@ def test_a_script_behaves_as_without_gpudiag(shared: Path, tmp_path: Path, words
     assert read_bundle(got.bundle).manifest.exit_code == expected.code
 
 
-@live
-@pytest.mark.nsys
-@pytest.mark.parametrize("case", ["exit code and argv", "as a module", "crashes"])
-def test_a_script_behaves_the_same_under_nsys(shared: Path, tmp_path: Path, case: str) -> None:
+def under_nsys(words: list[str], cwd: Path, tmp_path: Path, stdin: bytes | None = None) -> Run:
     if find_nsys() is None:
         pytest.skip("nsys is not installed")
-    scripts, words, bundle = shared / "scripts", EXACT[case], tmp_path / "bundle"
+    bundle = tmp_path / "bundle"
     command = [sys.executable, "-m", "gpudiag", "profile", "--with", "nsys", "--no-save", "-o", str(bundle), *words]
-    expected, got = plain(words, scripts), run(command, scripts)
-    assert (got.code, got.out) == (expected.code, expected.out)
+    return run(command, cwd, stdin, bundle)
+
+
+@live
+@pytest.mark.nsys
+@pytest.mark.parametrize("case", EXACT)
+def test_a_script_behaves_the_same_under_nsys(shared: Path, tmp_path: Path, case: str) -> None:
+    scripts, words = shared / "scripts", EXACT[case]
+    expected, got = plain(words, scripts), under_nsys(words, scripts, tmp_path)
+    if case == "spawned processes":
+        assert (got.code, sorted(got.out)) == (expected.code, sorted(expected.out))
+    else:
+        assert (got.code, got.out) == (expected.code, expected.out)
     assert without_kineto(got.own_words) == without_kineto(expected.err)
     assert "window never opened" in got.err  # they have fewer steps than the warm-up, and that is said
+
+
+@live
+@pytest.mark.nsys
+def test_stdin_is_the_scripts_under_nsys_too(shared: Path, tmp_path: Path) -> None:
+    got = under_nsys(["20_reads_stdin.py"], shared / "scripts", tmp_path, b"3\nhello\n")
+    assert (got.code, got.out) == (0, "STEPS 3 NOTE hello TTY False\n")
 
 
 def without_kineto(text: str) -> str:
