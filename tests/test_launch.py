@@ -110,6 +110,38 @@ def test_a_signal_reaches_the_application_once_and_its_end_is_waited_for(
     assert out.read_text().startswith(f'[7, ["SIG{name}"]')
 
 
+SLOW_SAVE = """
+import json, os, sys, time
+from gpudiag.collect import launch
+start = lambda: launch.spawn(sys.argv[2:], os.environ)
+outcome = launch.run(start, before_signal=lambda: time.sleep(1.2))
+with open(sys.argv[1], "w") as file:
+    json.dump([outcome.exit_code, list(outcome.signals)], file)
+"""
+
+
+@pytest.mark.parametrize(("copies", "expected"), [(True, [7, ["SIGINT"]]), (False, [137, ["SIGINT", "SIGINT"]])])
+def test_a_copy_that_comes_while_the_recording_is_saved_is_no_second_interrupt(
+    tmp_path: Path, copies: bool, expected: list[object]
+) -> None:
+    out = tmp_path / "outcome.json"
+    code = textwrap.dedent(COUNT if copies else IGNORES)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_SAVE, str(out), sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    os.kill(process.pid, signal.SIGINT)
+    if not copies:  # somebody asks again while the first is held back
+        time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert json.loads(out.read_text()) == expected
+
+
 IGNORES = """
     import os, signal, subprocess, sys, time
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,6 +29,7 @@ from gpudiag.errors import GpudiagError
 
 SI_KERNEL = 0x80
 SAME_SIGNAL_S = 0.5  # `timeout` sends to its child and to the group within microseconds; a person needs longer
+COPY_S = 0.1  # microseconds, on a machine that is not busy
 LAST_WORDS_S = 1.0  # what the application has to end by itself after the second Ctrl-C
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.1
@@ -176,6 +177,9 @@ def run(
                 application.end()
                 continue
             if not sent and signum not in (signal.SIGUSR1, signal.SIGUSR2):
+                # a copy that waits for its turn meanwhile would be taken for a second Ctrl-C, seconds after the first
+                if not typed:
+                    _drop_copies(signum)
                 before_signal()
             if interrupts == 2:
                 killed_at = now + LAST_WORDS_S
@@ -191,6 +195,13 @@ def run(
         if killed_by not in signal.valid_signals():
             killed_by = 0
         return Outcome(code, wall, tuple(_orphans()), tuple(sent), stopped, killed_by)
+
+
+def _drop_copies(signum: int) -> None:
+    """Take what the same sender sends once more to the whole group, which is on its way or here already."""
+    deadline = time.monotonic() + SAME_SIGNAL_S
+    while time.monotonic() < deadline and signal.sigtimedwait((signum,), COPY_S) is not None:
+        pass
 
 
 @contextlib.contextmanager

@@ -196,6 +196,8 @@ def profile(
 
             diagnosis = diagnose([bundle], progress=tell)
     except GpudiagError as error:
+        for warning in ran.manifest.warnings:  # how the script ended, which the report would have told
+            _say(warning)
         _say(f"{error.message}")
         _say(f"the recording is in {_shown(bundle)}; next: {error.hint}")
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
