@@ -19,8 +19,9 @@ from gpudiag.bundle import SCHEMA, Manifest, read_bundle, write_manifest
 from gpudiag.child import own_module
 from gpudiag.cli import main
 from gpudiag.collect.launch import Outcome
+from gpudiag.collect.plan import Plan, make_folder
 from gpudiag.collect.privacy import Scrubber
-from gpudiag.collect.session import Plan, _ending, _make_folder
+from gpudiag.collect.session import _ending
 from gpudiag.errors import GpudiagError
 from gpudiag.read.nsys_report import find_nsys
 
@@ -112,7 +113,7 @@ def test_a_disk_that_runs_full_costs_neither_the_exit_code_nor_a_traceback(tmp_p
 def test_profiles_that_start_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     plan = Plan("command", ("true",), "torch", tmp_path / "g", any_name=True)
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(_make_folder, [plan] * 4))
+        made = list(pool.map(make_folder, [plan] * 4))
     assert sorted(path.name for path in made) == ["g", "g-2", "g-3", "g-4"]
 
 
@@ -311,7 +312,7 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     plan = Plan("command", ("true",), "torch", tmp_path / "g")
-    _make_folder(plan)
+    make_folder(plan)
     write_manifest(plan.bundle, Manifest(SCHEMA, "0", ("a",), "now", None, ()))
     with pytest.raises(GpudiagError, match="exists already"):
-        _make_folder(plan)
+        make_folder(plan)

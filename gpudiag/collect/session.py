@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import os
-import re
-import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,54 +15,21 @@ from typing import Any
 import msgspec
 
 from gpudiag import __version__
-from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, is_bundle, write_manifest
+from gpudiag.bundle import MANIFEST, SCHEMA, CaptureInfo, Manifest, write_manifest
 from gpudiag.collect import launch, torch_profiler
 from gpudiag.collect.early import Early
 from gpudiag.collect.environment import describe, mask_command
 from gpudiag.collect.nvml import NvmlSampler
+from gpudiag.collect.plan import Pass, Plan, command_of, has_gpu, interpreter_of, make_folder, passes_of
 from gpudiag.collect.stdin import Stdin
 from gpudiag.collect.watching import Watch
 from gpudiag.errors import GpudiagError
 
-FREE_BYTES = 64 << 20  # the least room on disk worth starting with: a trace of 20 small steps and the log
 FULL_BYTES = 1 << 20  # less than that is left: what the processes wrote is cut off, and no reason for anything
 WRITTEN_S = 2.0  # nsys and its agent have ended by then: what they wrote is there
-CAPTURE_FOLDER = re.compile(r"(torch|nsys)(-\d+)?")
 Tell = Callable[[str], None]
 Judging = Callable[[Path, str, str, float], list[str]]  # bundle, name and kind of the capture, s since its start
 Status = Callable[[], AbstractContextManager[Tell | None]]  # entered, it gives what shows a text until it is left
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run and how to record it. kind: script | module | command. collectors: auto | nsys | torch | nsys,torch.
-
-    transforms: time each transform of the dataset by itself. any_name: a folder `bundle`-2, -3, ... does as well. stdout: a
-    descriptor that the application gets as its stdout.
-    """
-
-    kind: str
-    words: tuple[str, ...]
-    collectors: str
-    bundle: Path
-    warmup: int | None = None
-    steps: int = 20
-    transforms: bool = False
-    stop_after_capture: bool = False
-    python: str | None = None
-    force: bool = False
-    rounds: int = 1
-    any_name: bool = False
-    stdout: int = 1
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One run of the application. name: of its folder; kind: torch | nsys; label: for people, "" when it is the only one."""
-
-    name: str
-    kind: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -97,10 +59,10 @@ def record(
     A disk that is full by then costs the recording, which is told, and nothing else.
     """
     env = dict(os.environ if env is None else env)
-    python = _interpreter(plan)
-    argv = _command(plan, python)
-    passes = _passes(plan)
-    plan = replace(plan, bundle=_make_folder(plan))
+    python = interpreter_of(plan)
+    argv = command_of(plan, python)
+    passes = passes_of(plan)
+    plan = replace(plan, bundle=make_folder(plan))
     stdin = Stdin(len(passes), plan.bundle)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     script = Path(plan.words[0]) if plan.kind == "script" else None
@@ -182,7 +144,7 @@ def _with(manifest: Manifest, capture: CaptureInfo, code: int, notes: tuple[str,
 
 def _pass(
     plan: Plan,
-    each: _Pass,
+    each: Pass,
     argv: list[str],
     env: Mapping[str, str],
     stdin: Stdin,
@@ -244,125 +206,6 @@ def _pass(
     return capture, outcome
 
 
-def _passes(plan: Plan) -> tuple[_Pass, ...]:
-    """Every recorder once a round. auto: nsys where it can see a GPU, else torch.profiler, which needs neither."""
-    kinds = tuple(plan.collectors.split(","))
-    if plan.collectors == "auto":
-        from gpudiag.read.nsys_report import find_nsys
-
-        kinds = ("nsys",) if find_nsys() is not None and _has_gpu() else ("torch",)
-    many, total = plan.rounds > 1, plan.rounds * len(kinds)
-    return tuple(
-        _Pass(
-            f"{kind}-{round_ + 1}" if many else kind,
-            kind,
-            f"run {round_ * len(kinds) + position + 1}/{total}, {kind}: " if total > 1 else "",
-        )
-        for round_ in range(plan.rounds)
-        for position, kind in enumerate(kinds)
-    )
-
-
-def _has_gpu() -> bool:
-    """The driver lists a GPU (a device node alone may be left over, as libcuda's package leaves one); dxg: WSL."""
-    listed = Path("/proc/driver/nvidia/gpus")
-    return (listed.is_dir() and any(listed.iterdir())) or Path("/dev/dxg").exists()
-
-
-def _interpreter(plan: Plan) -> Path:
-    """--python; else this interpreter when it has torch; else the first python on PATH."""
-    if plan.python is not None:
-        found = shutil.which(plan.python)
-        if found is None:
-            raise GpudiagError(
-                f"--python {plan.python}: no such interpreter", "give the path of a Python that has torch"
-            )
-        return Path(found)
-    if importlib.util.find_spec("torch") is not None:
-        return Path(sys.executable)
-    return Path(shutil.which("python") or shutil.which("python3") or sys.executable)
-
-
-def _command(plan: Plan, python: Path) -> list[str]:
-    if plan.kind == "command":
-        if shutil.which(plan.words[0]) is None:
-            raise GpudiagError(f"{plan.words[0]}: no such command", "check the words after `--`")
-        return list(plan.words)
-    if plan.kind == "module":
-        return [str(python), "-m", *plan.words]
-    script = Path(plan.words[0])
-    if not script.exists():
-        raise GpudiagError(
-            f"{script}: no such script", "give the path of a Python script, -m MODULE, or a command after `--`"
-        )
-    _check_python(script)
-    return [str(python), *plan.words]
-
-
-def _check_python(script: Path) -> None:
-    """Python would take hold of these, too, and fail with an error of its own."""
-    if script.is_dir():
-        if not (script / "__main__.py").is_file():
-            raise GpudiagError(f"{script}: a folder, not a script", "give the path of a script in it, or -m MODULE")
-        return
-    try:
-        with script.open("rb") as file:
-            first = file.readline(200)
-    except OSError as error:
-        raise GpudiagError(f"{script}: cannot be read ({error.strerror})", "check its permissions") from error
-    shebang = first.startswith(b"#!") and b"python" not in first
-    if shebang or first.startswith(b"\x7fELF") or script.suffix in (".sh", ".bash", ".zsh"):
-        shell = "bash " if script.suffix else ""
-        raise GpudiagError(
-            f"{script}: not a Python script",
-            f"run it as a command: gpudiag profile -- {shell}{shlex.quote(str(script))}",
-        )
-
-
-def _make_folder(plan: Plan) -> Path:
-    """Raises GpudiagError when there is none to be had. Two gpudiags that start at once never get the same one."""
-    bundle = plan.bundle
-    try:
-        if plan.any_name:
-            bundle.parent.mkdir(parents=True, exist_ok=True)
-            for number in itertools.count(2):
-                with suppress(FileExistsError):
-                    bundle.mkdir()
-                    break
-                bundle = plan.bundle.with_name(f"{plan.bundle.name}-{number}")
-        if bundle.exists() and (not bundle.is_dir() or any(bundle.iterdir())):
-            if not plan.force:
-                raise GpudiagError(f"{bundle}: exists already", "choose another folder with -o, or add --force")
-            if not is_bundle(bundle):
-                raise GpudiagError(
-                    f"{bundle}: holds something other than a profile, which --force will not delete",
-                    "choose another folder with -o",
-                )
-            for folder in bundle.iterdir():
-                if folder.is_dir() and CAPTURE_FOLDER.fullmatch(folder.name):
-                    shutil.rmtree(folder)
-            (bundle / MANIFEST).unlink()
-            (bundle / "diagnosis.json").unlink(missing_ok=True)
-        bundle.mkdir(parents=True, exist_ok=True)
-        probe = bundle / ".writable"
-        probe.touch()
-        probe.unlink()
-        free = shutil.disk_usage(bundle).free
-    except OSError as error:
-        raise GpudiagError(
-            f"{bundle}: cannot be written ({error.strerror})",
-            "choose another folder with -o; the script was not started",
-        ) from error
-    if free < FREE_BYTES:
-        with suppress(OSError):
-            bundle.rmdir()
-        raise GpudiagError(
-            f"{bundle}: only {free >> 20} MiB free on this disk",
-            "choose another folder with -o; the script was not started",
-        )
-    return bundle
-
-
 def _start_nsys(
     argv: list[str], folder: Path, env: Mapping[str, str], stdin: int | None, stdout: int, notes: list[str]
 ) -> launch.Application:
@@ -372,7 +215,7 @@ def _start_nsys(
     # nsys inherits the signal mask of whoever starts it, and its application from it
     held = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        process = nsys.start(argv, folder / "report", gpu=_has_gpu(), window=True, env=env, stdin=stdin, stdout=stdout)
+        process = nsys.start(argv, folder / "report", gpu=has_gpu(), window=True, env=env, stdin=stdin, stdout=stdout)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     status: list[int] = []
@@ -400,7 +243,7 @@ def with_nsys_report(capture: CaptureInfo, folder: Path, timeout_s: float) -> Ca
     from gpudiag.collect import nsys
     from gpudiag.read.nsys_report import find_nsys
 
-    report = nsys.finish_report(folder / "report", gpu=_has_gpu(), timeout_s=timeout_s)
+    report = nsys.finish_report(folder / "report", gpu=has_gpu(), timeout_s=timeout_s)
     files: dict[str, Any] = dict(capture.files)
     if report.sqlite is not None:
         files["trace"] = [f"{folder.name}/{report.sqlite.name}"]

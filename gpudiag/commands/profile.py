@@ -157,7 +157,8 @@ def profile(
     With `--json -` or `--markdown -` stdout holds that alone: what the script writes to its stdout goes to stderr then.
     Where the script runs more than once (--rounds, --with nsys,torch), each run gets the same stdin, up to 1 GB of it.
     """
-    from gpudiag.collect.session import Plan, record
+    from gpudiag.collect.plan import Plan
+    from gpudiag.collect.session import record
 
     target: Target | None = ctx.meta.get("gpudiag.target")
     if target is None or not target.words or not target.words[0]:
