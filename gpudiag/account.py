@@ -13,21 +13,9 @@ from typing import TypeVar
 import numpy as np
 
 from gpudiag.figures import Layers
-from gpudiag.host import (
-    BACKWARD,
-    CHECKPOINT_LOG,
-    COMPILE,
-    FORWARD,
-    GC,
-    H2D,
-    INPUT,
-    OPTIMIZER,
-    STALL_NS,
-    HostWork,
-    Names,
-    named,
-)
+from gpudiag.host import STALL_NS, HostWork, named
 from gpudiag.intervals import Int64, Intervals
+from gpudiag.names import BACKWARD, CHECKPOINT_LOG, COMPILE, FORWARD, GC, H2D, INPUT, OPTIMIZER, Names
 from gpudiag.steps import OUR_STEP, PROFILER_STEP
 from gpudiag.timeline import CpuOps, Int8, Ranges, Steps, Timeline
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gpudiag.host import LAUNCH
 from gpudiag.metrics.base import Metric, Missing
+from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
 from gpudiag.steps import MIN_STEPS
 from gpudiag.timeline import Kind

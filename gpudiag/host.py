@@ -1,12 +1,8 @@
-"""What the host threads that feed a device did: the evidence from which idle device time gets its owner.
-
-Everything here is read off names, so every pattern says where the name comes from.
-"""
+"""What the host threads that feed a device did: the evidence from which idle device time gets its owner."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gpudiag.intervals import Int64, Intervals
+from gpudiag.names import (
+    ALLOCATOR,
+    CHECKPOINT_LOG,
+    COMPILE,
+    COMPILE_CALL,
+    COMPILE_OVERHEAD,
+    COPY_CALL,
+    GC,
+    INPUT,
+    PY_LOADER,
+    PY_SAVE,
+    REPLAY,
+    SYNC,
+    Names,
+)
 from gpudiag.timeline import (
     ApiCalls,
     Bool,
@@ -28,61 +39,6 @@ from gpudiag.timeline import (
     Timeline,
 )
 
-LAUNCH = re.compile(
-    r"^(?:cudaLaunch(?:Kernel|KernelExC|CooperativeKernel)|cuLaunch(?:Kernel|KernelEx|CooperativeKernel)|cudaGraphLaunch"
-    r"|cuGraphLaunch|hip(?:Ext)?(?:Module)?Launch(?:Kernel|CooperativeKernel)|hipExtLaunchKernel|hipGraphLaunch)"
-)
-SYNC = re.compile(r"^(?:cuda|cu|hip)(?:Device|Stream|Event|Ctx|Context|Thread)Synchronize")
-# Copies that return only when they are done: cudaMemcpy is (for pageable and device-to-host memory) synchronous by
-# the CUDA runtime's "API synchronization behavior"; the Async forms block for pageable memory, decided per call below.
-BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)")
-ASYNC_COPY = re.compile(r"^(?:cuda|hip|cu)Memcpy.*Async|^hipMemcpyWithStream")
-COPY_CALL = re.compile(r"^(?:cuda|hip|cu)Memcpy")
-ALLOCATOR = re.compile(
-    r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc|HostRegister|HostUnregister)"
-    r"|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|AddressReserve|SetAccess|HostAlloc|HostRegister)"
-)
-COMPILE_CALL = re.compile(
-    r"^(?:cu|hip)(?:Module|Library)(?:Load|Unload)|^(?:cuda|cu)LibraryLoad|^nvrtcCompile|^cuLink|^hiprtcCompile"
-)
-COMPILE_OVERHEAD = re.compile(r"lazy|module.*load|compil", re.IGNORECASE)
-
-# DataLoader's own record_function ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"), ours, Lightning's and
-# common hand-made names for the wait for a batch.
-INPUT = re.compile(
-    r"^enumerate\(DataLoader\)#|^(?:gpudiag::)?data_wait$|train_dataloader_next|dataloader_iter|wait_for_\w*batch"
-    r"|^(?:## ?)?(?:data[\s_-]?load(?:ing|er)?|load[\s_-]?(?:data|batch)|get[\s_-]?batch|next[\s_-]?batch|fetch[\s_-]?batch"
-    r"|input[\s_-]?pipeline)(?: ?##)?$",
-    re.IGNORECASE,
-)
-CHECKPOINT_LOG = re.compile(
-    r"^(?:gpudiag::)?(?:checkpoint|log)$|^(?:## ?)?(?:save[\s_-]?(?:checkpoint|model)|checkpoint(?:ing)?|torch\.save|logging|"
-    r"log[\s_-]?metrics|tensorboard)(?: ?##)?$",
-    re.IGNORECASE,
-)
-COMPILE = re.compile(
-    r"^(?:gpudiag::)?compile$|^(?:OutputGraph|_compile|_inductor|inductor|dynamo|compile_fx|triton).*compil"
-    r"|^CachingAutotuner\.benchmark_all_configs|^torch\._dynamo",
-    re.IGNORECASE,
-)
-GC = re.compile(r"^(?:gpudiag::)?gc$|^gc\.collect")
-EVAL = re.compile(r"^(?:gpudiag::)?(?:eval|evaluat(?:e|ion)|validat(?:e|ion)|val)$|run_validation", re.IGNORECASE)
-FORWARD = re.compile(
-    r"^(?:gpudiag::)?forward$|^## ?forward ?##$|^DistributedDataParallel\.forward|^forward_pass$", re.IGNORECASE
-)
-BACKWARD = re.compile(
-    r"^(?:gpudiag::)?backward$|^## ?backward ?##$|^autograd::engine::evaluate_function|^backward_pass$", re.I
-)
-OPTIMIZER = re.compile(
-    r"^(?:gpudiag::)?(?:optimizer|zero_grad)$|^Optimizer\.(?:step|zero_grad)#|^## ?(?:optimizer|zero_grad) ?##$"
-    r"|^optimizer[_ ]step$",
-    re.IGNORECASE,
-)
-H2D = re.compile(r"^(?:gpudiag::)?h2d$|^## ?(?:copy|move)_?batch_?to_?device ?##$", re.IGNORECASE)
-REPLAY = re.compile(r"^(?:gpudiag::)?graph_replay$")  # ours, of torch.cuda.CUDAGraph.replay: launching
-PY_SAVE = re.compile(r"torch/serialization\.py\(\d+\): save$")
-PY_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
-
 T = TypeVar("T", Ranges, CpuOps, PyCalls, Overheads)
 Thread = tuple[int, int]  # (process, thread)
 
@@ -92,32 +48,6 @@ INTERPRETER_PAUSE_NS = 200_000
 # A launch reaches an idle device within 3-50 us, lazily loaded modules and deep power states included; work that is queued
 # longer on an idle device waits for something else (another stream, another GPU, work that the recorder lost).
 STALL_NS = 100_000
-
-
-class Names:
-    """Which strings of a timeline match which pattern; each distinct string is tested once a pattern."""
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = strings
-        self._known: dict[re.Pattern[str], Bool] = {}
-
-    @property
-    def size(self) -> int:
-        return len(self._strings)
-
-    def matching(self, pattern: re.Pattern[str]) -> Bool:
-        """Mask over the strings, shape (len(strings),)."""
-        mask = self._known.get(pattern)
-        if mask is None:
-            search = pattern.search
-            mask = np.fromiter((search(text) is not None for text in self._strings), bool, len(self._strings))
-            self._known[pattern] = mask
-        return mask
-
-    def rows(self, codes: Int32, pattern: re.Pattern[str]) -> Bool:
-        """Mask over rows whose name code matches."""
-        mask = self.matching(pattern)
-        return mask[codes] if mask.size else np.zeros(codes.size, bool)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gpudiag.host import COPY_CALL, LAUNCH, SYNC
 from gpudiag.intervals import Int64, Intervals
+from gpudiag.names import COPY_CALL, LAUNCH, SYNC
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, Kind
 

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
 from gpudiag.diagnosis import DeviceFigures
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
-from gpudiag.host import EVAL, STALL_NS, HostWork, Launches, Names, host_work, join_launches, named, of_processes
+from gpudiag.host import STALL_NS, HostWork, Launches, host_work, join_launches, named, of_processes
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
+from gpudiag.names import EVAL, Names
 from gpudiag.steps import MIN_STEPS, find_steps
 from gpudiag.timeline import CpuOps, GpuOps, Ranges, Steps, Timeline
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gpudiag.host import BLOCKING_COPY, COPY_CALL
 from gpudiag.intervals import Intervals
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.launching import idle_after
 from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, PROFILE_NSYS, Value, missing, value
+from gpudiag.names import BLOCKING_COPY, COPY_CALL
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, GpuOps, Kind, MemKind
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import INPUT, OPTIMIZER, named
+from gpudiag.host import named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.kernels import KernelTable
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_TORCH, Value, missing, value
 from gpudiag.metrics.peaks import peaks_of
+from gpudiag.names import INPUT, OPTIMIZER
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 from gpudiag.units import NS_PER_MS

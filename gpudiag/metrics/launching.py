@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.account import after_waits
-from gpudiag.host import ALLOCATOR, COMPILE, COMPILE_CALL, LAUNCH, SYNC, HostWork, named
+from gpudiag.host import HostWork, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.make import ON_GPU, PROFILE, PROFILE_LONGER, PROFILE_TORCH, Value, missing, value
+from gpudiag.names import ALLOCATOR, COMPILE, COMPILE_CALL, LAUNCH, SYNC
 from gpudiag.scope import Scope
 from gpudiag.timeline import Bool, CopyKind, Kind
 

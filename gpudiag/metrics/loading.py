@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import COPY_CALL, FORWARD, H2D, INPUT, LAUNCH, named
+from gpudiag.host import named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.names import COPY_CALL, FORWARD, H2D, INPUT, LAUNCH
 from gpudiag.scope import Scope
 from gpudiag.steps import OUR_STEP
 from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo

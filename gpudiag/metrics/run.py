@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.host import LAUNCH, join_launches, named
+from gpudiag.host import join_launches, named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
+from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
 from gpudiag.timeline import Kind
 

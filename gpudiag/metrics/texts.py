@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 
-from gpudiag.host import SYNC
 from gpudiag.kernels import short_name
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.kernel_work import slow_cpu_ops
@@ -14,6 +13,7 @@ from gpudiag.metrics.launching import idle_after, implicit_sync_rows
 from gpudiag.metrics.loading import main_loader
 from gpudiag.metrics.run import step_lengths
 from gpudiag.metrics.wait_lines import UPLOAD, lines_of, told, wait_lines
+from gpudiag.names import SYNC
 from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderInfo
 from gpudiag.units import format_percent
