@@ -120,6 +120,13 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     """A run without GPU work is one line of host time: what is taken out is saved, less what must still be waited for."""
     step = scope.per_step(scope.account.total)
     if edit_name == "more_workers":
+        if _number(values, "dataset_in_memory"):
+            return "the data lie in memory already: workers would only copy them"
+        if (scope.timeline.host.torch_threads or 1) > 1:
+            return (
+                "without a GPU the training's own threads take the CPUs that workers would need, and what they would "
+                "leave is not in the recording"
+            )
         rest = step - scope.per_step(scope.parts.get("host.input", 0))
         floor = _loader_floor(values, rest, batches_a_step(scope))
         if floor is None:

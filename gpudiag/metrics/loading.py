@@ -18,7 +18,7 @@ from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
 # A row of a TensorDataset takes 7 us here with the profiler on. A dataset that holds a table as long as itself (paths, labels)
 # and takes longer than this a sample does more than index it.
 ROW_NS = 200_000
-ENOUGH = 10  # fetches in the window that medians are of; with fewer, those of the whole run
+ENOUGH = 10  # fetches in the window that means are of; with fewer, those of the whole run
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 NO_LOADER = "no DataLoader was recorded from inside"
 BATCH_NAMES = (
@@ -132,7 +132,8 @@ def _sample_time(scope: Scope, loader: LoaderInfo | None) -> float | None:
 
 def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
     host = scope.timeline.host
-    for name, number in (("usable_cpus", host.usable_cpus), ("machine_cpus", host.machine_cpus)):
+    cpus = (("usable_cpus", host.usable_cpus), ("machine_cpus", host.machine_cpus), ("process_cpus", host.process_cpus))
+    for name, number in cpus:
         if number is None:
             yield missing(name, "the recording does not describe the machine", PROFILE)
         else:
@@ -169,8 +170,8 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
 
 def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     length: Int64 = rows.fetch_end - rows.fetch_start
-    median = float(np.median(length))
-    yield value("loader_fetch_time", median, "loader records")
+    mean = float(length.mean())  # what workers deliver over time goes by the mean, slow batches included
+    yield value("loader_fetch_time", mean, "loader records")
     yield value("loader_fetch_p95", float(np.quantile(length, 0.95, method="higher")), "loader records")
     for name, column in (
         ("loader_dataset_time", rows.dataset_ns),
@@ -179,7 +180,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     ):
         known: Bool = column >= 0
         if known.any():
-            yield value(name, float(np.median(column[known])), "loader records")
+            yield value(name, float(column[known].mean()), "loader records")
         else:
             yield missing(name, "the loader's records lack it", PROFILE)
     for name, column in (("loader_cpu_share", rows.cpu_ns), ("loader_io_share", rows.io_ns)):
@@ -191,7 +192,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         else:
             yield missing(name, "the worker's CPU and I/O time were not recorded", PROFILE)
     lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
-    late = length > 2 * median
+    late = length > 2 * np.median(length)
     yield value(
         "loader_late_batch_wait",
         scope.per_step(float(lost.covered_in(rows.start, rows.end)[late].sum())),
@@ -205,7 +206,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     input_lost = scope.per_step(lost.total())
     rest = scope.per_step(scope.account.total) - input_lost
     if rest > 0:
-        needed = max(1, math.ceil(batches_a_step(scope) * median / rest))
+        needed = max(1, math.ceil(batches_a_step(scope) * mean / rest))
         yield value("num_workers_needed", needed, "loader records, account")
     else:
         yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)
