@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from gpudiag.epochs import EpochStart, epoch_start
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
@@ -78,6 +79,13 @@ def _steady(steps: int) -> str:
     return f"{steps or 'no'} steady step{'s' * (steps != 1)}"
 
 
+def _length_of(scope: Scope, left_out: EpochStart) -> int:
+    """Of the steps that are left out between the first and the last of the others."""
+    steady = scope.all_steps.steady()
+    rows = [row for row in left_out.rows.tolist() if scope.steps.start[0] < steady.start[row] < scope.steps.end[-1]]
+    return int((steady.end[rows] - steady.start[rows]).sum())
+
+
 def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
     """One sentence for each thing that limits what can be said of this scope."""
     timeline = scope.timeline
@@ -97,9 +105,15 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
         yield (
             f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
         )
+    left_out = epoch_start(timeline, scope.all_steps.steady()) if len(scope.steps) else None
+    if left_out is not None:
+        yield (
+            f"a recorded step begins an epoch of {left_out.steps} steps and is left out: among {len(scope.steps)} it would "
+            f"count {left_out.steps / (len(scope.steps) + left_out.rows.size):.0f}-fold"
+        )
     if len(scope.steps):
         stretch = int(scope.steps.end[-1] - scope.steps.start[0])
-        apart = stretch - scope.account.total
+        apart = stretch - scope.account.total - (_length_of(scope, left_out) if left_out is not None else 0)
         if apart > NOTABLE_EVALUATION * stretch:
             yield (
                 f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(apart / stretch)} of the "

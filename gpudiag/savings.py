@@ -26,6 +26,7 @@ from gpudiag.units import format_ns, format_percent
 Values = Mapping[str, Metric | Missing]
 READBACK_RULES = frozenset({"readback_each_step"})
 NOTHING_SAVED = "with this change alone the replay gets no shorter: something else in the step takes as long"
+MOSTLY_WAITING = 0.5  # of a fetch: such workers need few CPUs
 COPY_CALL_RULES = frozenset({"blocking_copy"})
 
 
@@ -122,7 +123,7 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     if edit_name == "more_workers":
         if _number(values, "dataset_in_memory"):
             return "the data lie in memory already: workers would only copy them"
-        if (scope.timeline.host.torch_threads or 1) > 1:
+        if (scope.timeline.host.torch_threads or 1) > 1 and (_number(values, "loader_io_share") or 0) < MOSTLY_WAITING:
             return (
                 "without a GPU the training's own threads take the CPUs that workers would need, and what they would "
                 "leave is not in the recording"

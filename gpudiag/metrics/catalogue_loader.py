@@ -90,7 +90,7 @@ LOADER = (
     M(
         "worker_restart_time",
         "ns",
-        "input_lost from the last batch of an epoch to the first of the next (workers ending, starting, first wait), beyond the median wait, a step",
+        "input_lost from the last batch of an epoch to the first of the next (workers ending, starting, first wait), beyond the median wait, a step; where an epoch is longer than the window, the wait for its first batch over the steps of an epoch",
         source=_LOADER,
     ),
     M("first_batch_wait", "ns", "the wait for the run's first batch (once, not a step)", source=_LOADER),

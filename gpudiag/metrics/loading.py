@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpudiag.epochs import epoch_start
 from gpudiag.host import named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
@@ -155,7 +156,7 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     else:
         for name in BATCH_NAMES[:11]:
             yield missing(name, "fewer than three fetched batches were recorded", PROFILE_LONGER)
-    epochs = np.unique(rows.epoch[scope.window.contains(rows.start)])
+    epochs = np.unique(rows.epoch[scope.window.contains(rows.end)])
     yield value("loader_epochs", int(epochs.size), "loader records")
     wait = rows.end - rows.start
     typical = float(np.median(wait))
@@ -164,7 +165,9 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     # The old workers end in the epoch's last next, which brings no batch, and the new ones start before the first next.
     began = np.append(rows.start[:1], rows.end[:-1])[first]
     beyond = np.maximum(0, lost.covered_in(np.minimum(began, rows.start[first]), rows.end[first]) - typical)
-    yield value("worker_restart_time", scope.per_step(float(beyond.sum())), "loader records, account")
+    left_out = epoch_start(scope.timeline, scope.all_steps.steady())
+    restart = left_out.wait_ns / left_out.steps if left_out is not None else scope.per_step(float(beyond.sum()))
+    yield value("worker_restart_time", restart, "loader records, account")
     yield value("first_batch_wait", float(wait[np.argmin(rows.start)]), "loader records")
 
 

@@ -121,7 +121,7 @@ def _own_cpus(process: Process, start: int, end: int) -> float:
     fetches = [record for record in process.of("fetch") if start <= record["e"] <= end and record["w"] >= 0]
     if len(fetches) > 1 and "pt" in fetches[0] and fetches[-1]["e"] > fetches[0]["e"]:
         return float((fetches[-1]["pt"] - fetches[0]["pt"]) / (fetches[-1]["e"] - fetches[0]["e"]))
-    worked = sum(int(record.get("pc", record["cpu"])) for record in fetches)
+    worked: int = sum(record["pc"] if "pc" in record else record["cpu"] for record in fetches)
     return worked / max(1, end - start)
 
 
