@@ -239,15 +239,18 @@ def test_batches_that_travel_as_python_objects_are_named(tmp_path: Path) -> None
                 return 400
             def __getitem__(self, i):
                 return i
+        OBJECTS = [{"box": [float(n), 1.0, 2.0, 3.0], "label": f"class {n}"} for n in range(20000)]
         def as_objects(samples):
-            return torch.ones(8, 64), [{"box": [float(n), 1.0, 2.0, 3.0], "label": f"class {n}"} for n in range(20000)]
+            return torch.ones(8, 64), OBJECTS
         def as_tensors(samples):
             return torch.ones(8, 64), torch.ones(20000, 4)
         if __name__ == "__main__":
-            train(DataLoader(Boxes(), batch_size=8, num_workers=2, collate_fn=globals()[sys.argv[1]]), 64)
+            train(DataLoader(Boxes(), batch_size=8, num_workers=1, collate_fn=globals()[sys.argv[1]]), 64)
     """
     objects = profiled(tmp_path, script, words=("as_objects",))
     assert objects.metric("loader_message_bytes") > 500_000  # type: ignore[operator]
+    if objects.metric("loader_queue_share") >= 0.15:  # type: ignore[operator]
+        pytest.skip("other programs have the CPUs: then the way of a batch is not to blame")
     assert "return tensors" in objects.finding("loader_unpickling")["fixes"][0]["change"]
     shutil.rmtree(objects.bundle)
     tensors = profiled(tmp_path, script, words=("as_tensors",))
