@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
 from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
@@ -56,6 +57,24 @@ WORDS: dict[BoundBy, str] = {
 
 def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
     """The verdict on the run; `main` is the scope that the report shows."""
+    fatal = next((finding for finding in judged.findings if finding.ends_run), None)
+    losses = replace(judged, findings=tuple(finding for finding in judged.findings if not finding.ends_run))
+    verdict = _verdict_of(scopes, main, metrics, losses, facts)
+    return verdict if fatal is None else _ended(verdict, fatal, scopes[main])
+
+
+def _ended(verdict: Verdict, fatal: Finding, scope: Scope) -> Verdict:
+    """What the run died of, how far it had come, and then only what its recorded steps say. What cannot be judged stays so:
+    nobody may compare by it."""
+    log = scope.timeline.step_log
+    steps = f", after {counted(int(log.index.max()) + 1, 'step')}" if log is not None and len(log) else ""
+    headline = f"Run ended: {_lower(fatal)}{steps}. Before that: {verdict.headline[0].lower()}{verdict.headline[1:]}"
+    if verdict.status == "cannot_judge":
+        return Verdict("cannot_judge", "none", headline)
+    return Verdict("bottleneck", _BOUND_BY.get(fatal.category, "none"), headline, verdict.margin)
+
+
+def _verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
     scope = scopes[main]
     reason = cannot_judge(scope, metrics)
     here = (scope.rank, scope.device)
@@ -229,7 +248,9 @@ def _gate_text(judged: Judgement) -> str:
 
 def _lower(finding: Finding) -> str:
     title = finding.title
-    return title if title[:2].isupper() else title[0].lower() + title[1:]  # FP32, GPU
+    return (
+        title if title[:2].isalpha() and title[:2].isupper() else title[0].lower() + title[1:]
+    )  # FP32, GPU; not `A run`
 
 
 def _per_step(scope: Scope) -> str:
@@ -332,7 +353,9 @@ def _host_verdict(
     if not len(scope.steps):  # start-up, or a launcher that waits for its children, is no loss of a training step
         causes = [f for f in causes if f.parts != ("host.other",)]
         if not causes and other > 0.5:
-            return Verdict("cannot_judge", "none", f"Cannot judge: no steps are known, and {computing(step)}{unseen}.")
+            known = "too few" if len(scope.all_steps) else "no"
+            headline = f"Cannot judge: {known} steps are known, and {computing(step)}{unseen}."
+            return Verdict("cannot_judge", "none", headline)
     owner, share = ranked[0] if ranked else ("none", 0.0)
     if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
         others = [item for item in ranked if item[0] != "host"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import Recorder, samples
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from gpudiag.diagnosis import AccountInfo, Diagnosis
 from gpudiag.pipeline import diagnose_recordings
 from gpudiag.read import Recordings
+from gpudiag.report.terminal import render
 from gpudiag.rules import RuleSet, load_rules
-from gpudiag.timeline import CopyKind, Kind, MemKind, Timeline
+from gpudiag.timeline import CopyKind, HostInfo, Kind, MemKind, StepLog, Timeline
 from gpudiag.units import format_percent
 from gpudiag.verdict import OWNER
 
@@ -156,6 +158,35 @@ def test_a_busy_run_is_healthy_and_a_short_one_is_not_judged(rules: RuleSet) -> 
     recorder = Recorder()
     recorder.kernel(0, 10)
     assert diagnosed(rules, recorder.timeline()).verdict.status == "cannot_judge"
+
+
+def test_what_ended_the_run_is_the_verdict_and_stands_first(rules: RuleSet) -> None:
+    """Before what its steps lose time to, however much that is; the loss stays beside it."""
+    begin = np.arange(6) * 100 * MS
+    died = replace(
+        input_bound(),
+        host=HostInfo(torch_threads=2, out_of_memory={"gpu": "CUDA out of memory. Tried to allocate 2 GiB."}),
+        step_log=StepLog(begin, begin + 100 * MS, np.arange(6) + 37),
+    )
+    diagnosis = diagnosed(rules, died)
+    assert diagnosis.verdict.headline.startswith(
+        "Run ended: the GPU's memory ran out, after 43 steps. Before that: bound by"
+    )
+    assert (diagnosis.verdict.status, diagnosis.verdict.bound_by) == ("bottleneck", "memory")
+    assert [f.rule for f in diagnosis.findings if f.ends_run] == [diagnosis.findings[0].rule] == ["gpu_out_of_memory"]
+    assert len(diagnosis.findings) > 1
+    report = render(diagnosis)
+    assert report.index("RUN ENDED: ") < report.index("Machine ") < report.index("1  Overall timeline ")
+
+
+def test_a_run_that_ended_too_early_to_be_judged_says_why_and_is_not_compared(rules: RuleSet) -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 10)
+    verdict = diagnosed(
+        rules, recorder.timeline(host=HostInfo(torch_threads=2, out_of_memory={"host": "MemoryError"}))
+    ).verdict
+    assert verdict.headline.startswith("Run ended: the host's memory ran out. Before that: cannot judge: ")
+    assert verdict.status == "cannot_judge"
 
 
 def shares(accounts: tuple[AccountInfo, ...], *chosen: str) -> float:
