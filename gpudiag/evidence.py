@@ -19,6 +19,7 @@ NOTABLE_SLOWDOWN = 1.05
 BUSY_MACHINE = 0.05  # of a step: from here on rule cpu_contended counts it
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
+TOLD_EVALUATION = 0.10  # from here on the headline tells it, from twice that on rule evaluation_costly
 NOTABLE_EVALUATION = 0.02  # the least share that any finding is told of
 LEAST_HOST_NS = 1_000_000_000  # without steps: start-up alone (lazy loading, first calls) takes most of a second
 LOST_ROWS = 0.05  # a twentieth of the rows gone moves shares by more than the smallest finding
@@ -97,14 +98,12 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
         yield (
             f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
         )
-    if len(scope.steps):
-        stretch = int(scope.steps.end[-1] - scope.steps.start[0])
-        apart = stretch - scope.account.total
-        if apart > NOTABLE_EVALUATION * stretch:
-            yield (
-                f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(apart / stretch)} of the "
-                f"recorded stretch, is in no step"
-            )
+    apart, share = scope.evaluation
+    if NOTABLE_EVALUATION < share < TOLD_EVALUATION:
+        yield (
+            f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(share)} of the "
+            f"recorded stretch, is in no step"
+        )
     lost = number(values, "launches_missing_share")
     if lost is not None and lost > LOST_LAUNCHES:
         yield f"{format_percent(lost)} of the launch calls have no GPU record: busy time is a lower bound"

@@ -57,6 +57,15 @@ class Scope:
     def per_step(self, total: float) -> float:
         return total / self.count
 
+    @property
+    def evaluation(self) -> tuple[int, float]:
+        """Evaluation between the first steady step and the end of the last: ns, and its share of that stretch. It is in no step."""
+        if not len(self.steps):
+            return 0, 0.0
+        stretch = int(self.steps.end[-1] - self.steps.start[0])
+        apart = stretch - self.account.total
+        return apart, apart / max(1, stretch)
+
     @cached_property
     def parts(self) -> dict[str, int]:
         return self.account.parts

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
-from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
+from gpudiag.evidence import TOLD_EVALUATION, UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
 from gpudiag.rules import Judgement
 from gpudiag.scope import Scope, room_of, working
@@ -59,8 +59,22 @@ def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judg
     """The verdict on the run; `main` is the scope that the report shows."""
     fatal = next((finding for finding in judged.findings if finding.ends_run), None)
     losses = replace(judged, findings=tuple(finding for finding in judged.findings if not finding.ends_run))
-    verdict = _verdict_of(scopes, main, metrics, losses, facts)
+    verdict = _with_evaluation(_verdict_of(scopes, main, metrics, losses, facts), scopes[main], losses)
     return verdict if fatal is None else _ended(verdict, fatal, scopes[main])
+
+
+def _with_evaluation(verdict: Verdict, scope: Scope, judged: Judgement) -> Verdict:
+    """The steps and all shares are those of training alone: much evaluation beside it is said in the same breath, and where
+    a rule finds it too much, healthy steps do not make a healthy run."""
+    ns, share = scope.evaluation
+    if share < TOLD_EVALUATION:
+        return verdict
+    aside = f"valuation inside training takes {format_percent(share)} of the time, {format_ns(scope.per_step(ns))} for each step"
+    if verdict.status == "healthy" and any(finding.rule == "evaluation_costly" for finding in judged.findings):
+        headline = f"E{aside}. The steps of training are healthy: {verdict.headline.removeprefix('Healthy: ')}"
+        return Verdict("bottleneck", "none", headline, verdict.margin)
+    headline = f"{verdict.headline} E{aside}, and is not counted in these."
+    return Verdict(verdict.status, verdict.bound_by, headline, verdict.margin)
 
 
 def _ended(verdict: Verdict, fatal: Finding, scope: Scope) -> Verdict:

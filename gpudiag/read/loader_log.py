@@ -195,7 +195,8 @@ def _epochs(process: Process, steps: Sequence[Record]) -> list[int]:
     by_loader: dict[int, list[Record]] = defaultdict(list)
     for record in process.of("batch"):
         by_loader[record["l"]].append(record)
-    batches = sorted(max(by_loader.values(), key=len, default=[]), key=lambda record: record["t"])
+    busiest: list[Record] = max(by_loader.values(), key=lambda batches: len(batches), default=[])
+    batches = sorted(busiest, key=lambda record: record["t"])
     if not batches:
         return [-1] * len(steps)
     ends = np.array([record["e"] for record in steps], np.int64)
