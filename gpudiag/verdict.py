@@ -15,6 +15,8 @@ from gpudiag.units import counted, format_ns, format_percent, format_rate
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
 LOSS = 0.10  # severity `warning` (DESIGN 5)
 MOST = 0.8  # of the exposed copies: then one direction speaks for them
+# A loss on a CPU without a GPU below this share of its work does not name the run: won back whole, it saves under a third.
+BESIDE = 0.5
 THIN = 0.05  # two owners within five points of the step are called a near tie
 
 # Which part of the account speaks for which cause. What compute is made of is for the compute rules to say.
@@ -374,8 +376,18 @@ def _host_verdict(
     if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
         others = [item for item in ranked if item[0] != "host"]
         owner, share = others[0] if others else ("none", 0.0)
+
+    def beside(bound: BoundBy, clause: str) -> Verdict:
+        return Verdict("bottleneck", bound, f"Mostly compute: {computing(step)}; {clause}.", _margin(ranked))
+
+    little = LOSS <= share < BESIDE * work
+    if owner not in ("none", "host") and little and causes:
+        clause = f"the largest loss beside it is {WORDS[owner]}, {format_percent(share)}{unseen}"
+        return beside(owner, clause)
     if owner == "host" and share >= LOSS and causes:
         arguments = (number(metrics, "host_log_arguments") or 0.0) / max(1.0, scope.per_step(scope.account.total))
+        if little:
+            return beside(owner, _host_parts(shares, arguments, "it"))
         headline = f"Bound by host: {_host_parts(shares, arguments, step)}; {computing('it')}."  # `unseen` is among these parts
         return Verdict("bottleneck", owner, headline, _margin(ranked))
     if owner != "none" and share >= LOSS and causes:
@@ -385,6 +397,9 @@ def _host_verdict(
         return Verdict("bottleneck", owner, headline, _margin(ranked))
     if causes:
         first = causes[0]
+        if first.step != "compute" and first.category != "launch" and first.share < BESIDE * work:
+            share_of = f" ({format_percent(first.share)})" if first.share else ""
+            return beside("host", f"{_lower(first)}{share_of}{unseen}")
         bound: BoundBy = "launch" if first.category == "launch" else "compute" if first.step == "compute" else "host"
         return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing(step)}{unseen}.")
     if other >= LOSS:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpudiag.diagnosis import AccountInfo, Diagnosis
 from gpudiag.pipeline import diagnose_recordings
 from gpudiag.read import Recordings
+from gpudiag.report.facts import headline, verdict_label
 from gpudiag.report.terminal import render
 from gpudiag.rules import RuleSet, load_rules
 from gpudiag.timeline import CopyKind, HostInfo, Kind, MemKind, StepLog, Timeline
@@ -365,6 +366,26 @@ def test_a_cpu_run_that_waits_for_data_is_input_bound(rules: RuleSet) -> None:
     verdict = diagnosed(rules, cpu_run((0, 60, "data_wait"), (60, 99, "forward")).timeline()).verdict
     assert verdict.bound_by == "input"
     assert "takes 60 % of the 100 ms step" in verdict.headline
+
+
+@pytest.mark.parametrize(("phase", "bound"), [("data_wait", "input"), ("checkpoint", "host")])
+def test_a_loss_that_is_small_beside_the_cpus_work_does_not_name_the_run(
+    phase: str, bound: str, rules: RuleSet
+) -> None:
+    """Below half of the work it is called what it is, a loss beside the work; from there on the run is bound by it."""
+    small = diagnosed(rules, cpu_run((0, 25, phase), (25, 99, "forward")).timeline())
+    assert small.verdict.headline.startswith(
+        "Mostly compute: forward, backward, optimizer and other operators take 74 %"
+    )
+    assert "25 %" in small.verdict.headline and "Bound by" not in small.verdict.headline
+    assert (small.verdict.status, small.verdict.bound_by, verdict_label(small)) == (
+        "bottleneck",
+        bound,
+        "mostly compute",
+    )
+    assert "Mostly" not in headline(small), "the label says it"
+    large = diagnosed(rules, cpu_run((0, 40, phase), (40, 99, "forward")).timeline())
+    assert large.verdict.headline.startswith(f"Bound by {bound}: ") and verdict_label(large) == f"{bound}-bound"
 
 
 def test_ranks_on_the_cpu_are_summed_with_their_own_work(rules: RuleSet) -> None:
