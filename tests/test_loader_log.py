@@ -84,6 +84,12 @@ def test_waiting_for_workers_is_not_the_observers_cost(tmp_path: Path) -> None:
     assert log.step_cost() == (62, 67)
 
 
+def test_the_optimizer_is_the_one_with_most_parameters(tmp_path: Path) -> None:
+    kinds = [{"k": "optimizer", "name": n, "params": c, "bytes": 1} for n, c in (("SGD", 2), ("LBFGS", 9), ("Adam", 4))]
+    log = read_process_log([write(tmp_path / "a.jsonl", process(), *kinds)])
+    assert (log.optimizer_name(0), log.optimizer_name(1)) == ("LBFGS", "")
+
+
 def cost(path: Path, *records: dict[str, Any]) -> tuple[int | None, int | None]:
     return read_process_log([write(path / "a.jsonl", process(), *records)]).step_cost()
 

@@ -133,6 +133,12 @@ class ProcessLog:
         mine = [process for process in self.processes if process.rank == rank and process.role in ("main", "rank")]
         return max(mine, key=lambda process: (len(steps_of(process)), -mine.index(process)), default=None)
 
+    def optimizer_name(self, rank: int) -> str:
+        """The class of the optimizer that a rank's trainer has most parameters in; "" where none was seen."""
+        process = self.trainer(rank)
+        seen = process.of("optimizer") if process is not None else []
+        return str(max(seen, key=lambda record: int(record["params"]))["name"]) if seen else ""
+
     @property
     def too_busy_to_compare(self) -> bool:
         """Whether the CPUs were more contended in the recorded steps than in the plain ones, or much contended in any: then
