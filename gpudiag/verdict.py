@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
 from gpudiag.evidence import TOLD_EVALUATION, UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
+from gpudiag.metrics.communication import backward_collective_wait
 from gpudiag.rules import Judgement
 from gpudiag.scope import Scope, room_of, working
 from gpudiag.units import counted, format_ns, format_percent, format_rate
@@ -356,10 +357,16 @@ def _host_verdict(
     work = sum(shares.get(f"host.{phase}", 0.0) for phase in ("forward", "backward", "optimizer", "framework", "h2d"))
     other = shares.get("host.other", 0.0)
     step = _per_step(scope)
+    waited = _mean(backward_collective_wait(one) / max(1, one.account.total) for one in scopes)
+    waiting = f"{format_percent(waited)} of {step} passes in the backward pass in waiting for collectives"
+    waits = (
+        f", beside {format_percent(waited)} in the backward pass that wait for collectives" if waited >= LOSS else ""
+    )
+    work -= waited
 
     def computing(of: str) -> str:
         return (
-            f"forward, backward, optimizer and other operators take {format_percent(work)} of {of} on the CPU; "
+            f"forward, backward, optimizer and other operators take {format_percent(work)} of {of} on the CPU{waits}; "
             f"no GPU work was recorded"
         )
 
@@ -402,6 +409,10 @@ def _host_verdict(
             return beside("host", f"{_lower(first)}{share_of}{unseen}")
         bound: BoundBy = "launch" if first.category == "launch" else "compute" if first.step == "compute" else "host"
         return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing(step)}{unseen}.")
+    if waited >= LOSS:
+        if waited < BESIDE * work:
+            return beside("communication", f"no cause was found for the waiting{unseen}")
+        return Verdict("bottleneck", "communication", f"Bound by communication: {waiting}; {computing('it')}{unseen}.")
     if other >= LOSS:
         return Verdict("healthy", "none", f"Healthy: as far as the recording shows, {computing(step)}{unseen}.")
     nothing_else = f"no cause outside them costs {format_percent(LOSS)}"

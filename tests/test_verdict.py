@@ -388,6 +388,29 @@ def test_a_loss_that_is_small_beside_the_cpus_work_does_not_name_the_run(
     assert large.verdict.headline.startswith(f"Bound by {bound}: ") and verdict_label(large) == f"{bound}-bound"
 
 
+def gloo_run() -> Recorder:
+    """The backward pass from 20 to 99 ms runs operators up to 40; a collective is under way from 30 to 95 on another thread."""
+    recorder = cpu_run((0, 20, "forward"), (20, 99, "backward"))
+    for step in range(6):
+        at = step * 100 * MS
+        recorder.operator(at + 20 * MS, at + 40 * MS, "aten::mm")
+        recorder.mark(at + 30 * MS, at + 95 * MS, "gloo:all_reduce", thread=77)
+    return recorder
+
+
+def test_waiting_for_other_ranks_is_not_called_the_backward_passs_work(rules: RuleSet) -> None:
+    """Nor is what operators of the pass hide called waiting."""
+    diagnosis = diagnosed(rules, gloo_run().timeline())
+    assert diagnosis.metrics["backward_collective_wait"].value == 55 * MS
+    assert diagnosis.verdict.bound_by == "communication"
+    assert (
+        "55 % of the 100 ms step passes in the backward pass in waiting for collectives" in diagnosis.verdict.headline
+    )
+    assert "operators take 44 % of it" in diagnosis.verdict.headline
+    alone = diagnosed(rules, cpu_run((0, 20, "forward"), (20, 99, "backward")).timeline()).verdict
+    assert (alone.status, "collectives" in alone.headline) == ("healthy", False)
+
+
 def test_ranks_on_the_cpu_are_summed_with_their_own_work(rules: RuleSet) -> None:
     timeline = cpu_run((0, 98, "forward")).timeline()
     verdict = diagnosed(rules, timeline, replace(timeline, rank=1)).verdict

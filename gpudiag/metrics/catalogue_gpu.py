@@ -336,6 +336,13 @@ COMMUNICATION = (
         source="collective arguments, which gpudiag does not read today",
     ),
     M(
+        "backward_collective_wait",
+        "ns",
+        "time of the backward pass in which a collective of CPU tensors (gloo) was under way and no operator ran, a step",
+        "collectives outside the backward pass, or behind its operators",
+        source="ranges of c10d and of the backward pass, operators",
+    ),
+    M(
         "comm_wait_share",
         "ratio",
         "time in the collectives beyond the rank that took the shortest for the same one, of all time in them: that rank came last, the others waited",
