@@ -123,6 +123,7 @@ class Finding(msgspec.Struct, frozen=True):
     first in the method, and curing this would gain little before (its time is another one).
     estimate_reason: why there is no estimate.
     parts: the parts of the account that its time is taken from ("*": any), which is where a picture shows it.
+    ends_run: it is what ended the run, not a loss of time in it; such a finding comes first.
     """
 
     rule: str
@@ -146,6 +147,7 @@ class Finding(msgspec.Struct, frozen=True):
     estimate_reason: str = ""
     parts: tuple[str, ...] = ()
     relation: Relation = ""
+    ends_run: bool = False
 
 
 class NotJudged(msgspec.Struct, frozen=True):

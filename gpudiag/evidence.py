@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gpudiag.epochs import EpochStart, epoch_start
+from gpudiag.epochs import epoch_start
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
@@ -20,6 +20,7 @@ NOTABLE_SLOWDOWN = 1.05
 BUSY_MACHINE = 0.05  # of a step: from here on rule cpu_contended counts it
 LEAST_OPERATIONS = 50
 LEAST_WORK_NS = 1_000_000  # a few microseconds of work in a recording of milliseconds are chance
+TOLD_EVALUATION = 0.10  # from here on the headline tells it, from twice that on rule evaluation_costly
 NOTABLE_EVALUATION = 0.02  # the least share that any finding is told of
 LEAST_HOST_NS = 1_000_000_000  # without steps: start-up alone (lazy loading, first calls) takes most of a second
 LOST_ROWS = 0.05  # a twentieth of the rows gone moves shares by more than the smallest finding
@@ -79,13 +80,6 @@ def _steady(steps: int) -> str:
     return f"{steps or 'no'} steady step{'s' * (steps != 1)}"
 
 
-def _length_of(scope: Scope, left_out: EpochStart) -> int:
-    """Of the steps that are left out between the first and the last of the others."""
-    steady = scope.all_steps.steady()
-    rows = [row for row in left_out.rows.tolist() if scope.steps.start[0] < steady.start[row] < scope.steps.end[-1]]
-    return int((steady.end[rows] - steady.start[rows]).sum())
-
-
 def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
     """One sentence for each thing that limits what can be said of this scope."""
     timeline = scope.timeline
@@ -111,14 +105,12 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
             f"a recorded step begins an epoch of {left_out.steps} steps and is left out: among {len(scope.steps)} it would "
             f"count {left_out.steps / (len(scope.steps) + left_out.rows.size):.0f}-fold"
         )
-    if len(scope.steps):
-        stretch = int(scope.steps.end[-1] - scope.steps.start[0])
-        apart = stretch - scope.account.total - (_length_of(scope, left_out) if left_out is not None else 0)
-        if apart > NOTABLE_EVALUATION * stretch:
-            yield (
-                f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(apart / stretch)} of the "
-                f"recorded stretch, is in no step"
-            )
+    apart, share = scope.evaluation
+    if NOTABLE_EVALUATION < share < TOLD_EVALUATION:
+        yield (
+            f"evaluation inside training is kept apart: {format_ns(apart)}, {format_percent(share)} of the "
+            f"recorded stretch, is in no step"
+        )
     lost = number(values, "launches_missing_share")
     if lost is not None and lost > LOST_LAUNCHES:
         yield f"{format_percent(lost)} of the launch calls have no GPU record: busy time is a lower bound"

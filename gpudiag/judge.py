@@ -284,6 +284,7 @@ def _finding(
         devices=(scope,),
         estimate_reason=rule.no_estimate,
         parts=rule.part,
+        ends_run=rule.ends_run,
     )
 
 
@@ -307,8 +308,8 @@ def _fixes(rule: Rule, metrics: Env, texts: Mapping[str, str]) -> tuple[Fix, ...
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """By bound, then severity, then id (DESIGN 6)."""
-    return sorted(findings, key=lambda f: (-f.bound_ns, SEVERITY_ORDER.index(f.severity), f.rule))
+    """What ended the run, then by bound, then severity, then id (DESIGN 6)."""
+    return sorted(findings, key=lambda f: (not f.ends_run, -f.bound_ns, SEVERITY_ORDER.index(f.severity), f.rule))
 
 
 def merge(judgements: Sequence[Judgement], step_time_ns: int | None = None) -> Judgement:

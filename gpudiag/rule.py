@@ -97,7 +97,7 @@ class Rule:
     the first that can be computed counts. part: account parts that the bound is taken from. explained_by: rules that
     explain this one where they fired with at least its bound. after: rules that come first in the method: where one is
     a warning, curing this would gain little yet, so it becomes a note under that one. gate: when it fires, no other rule is judged but those
-    with `always`.
+    with `always`. ends_run: what it finds is what ended the run: it is the verdict and stands first.
     """
 
     id: str
@@ -114,6 +114,7 @@ class Rule:
     after: tuple[str, ...]
     gate: bool
     always: bool
+    ends_run: bool
     edit: str
     no_estimate: str
     summary: tuple[Template, ...]

@@ -20,7 +20,7 @@ from gpudiag.template import Template, parse_template
 MAX_BYTES = 100_000
 
 _FIELDS = {
-    "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "always", "estimate",
+    "id", "step", "category", "severity", "title", "when", "unless", "bound", "part", "explained_by", "after", "gate", "always", "ends_run", "estimate",
     "summary", "why", "basis", "wrong_when", "where", "evidence", "fix", "reference", "aliases", "example",
 }  # fmt: skip
 _REQUIRED = ("id", "step", "category", "title", "when", "bound", "estimate", "summary", "why", "basis", "wrong_when")
@@ -163,10 +163,16 @@ def _rule(c: _Checker) -> Rule | None:
     where = [c.choice(s, place, tuple(x.name for x in TEXTS), "") for place, s in c.strings(t, ("where",))]
     gate = t.get("gate", False)
     always = t.get("always", False)
-    for name, value in (("gate", gate), ("always", always)):
+    ends_run = t.get("ends_run", False)
+    for name, value in (("gate", gate), ("always", always), ("ends_run", ends_run)):
         if not isinstance(value, bool):
             c.problem((name,), "must be true or false")
     severity = _severity(c)
+    if ends_run is True and (severity.fixed != "critical" or always is not True):
+        c.problem(
+            ("ends_run",),
+            'needs severity = {fixed = "critical", ...} and always = true: a run that ended is no share of a step',
+        )
     edit, no_estimate = _estimate(c)
     fixes = _fixes(c)
     evidence = tuple(
@@ -202,6 +208,7 @@ def _rule(c: _Checker) -> Rule | None:
         after=tuple(s for _, s in c.strings(t, ("after",))),
         gate=bool(gate),
         always=bool(always),
+        ends_run=bool(ends_run),
         edit=edit,
         no_estimate=no_estimate,
         summary=tuple(x for x in summary if x),

@@ -58,6 +58,18 @@ class Scope:
     def per_step(self, total: float) -> float:
         return total / self.count
 
+    @property
+    def evaluation(self) -> tuple[int, float]:
+        """Evaluation between the first steady step and the end of the last: ns, and its share of that stretch. It is in no step."""
+        if not len(self.steps):
+            return 0, 0.0
+        stretch = int(self.steps.end[-1] - self.steps.start[0])
+        steady = self.all_steps.steady()  # some of them may be left out as the starts of epochs
+        out = ~np.isin(steady.start, self.steps.start) & (steady.start > self.steps.start[0])
+        out &= steady.start < self.steps.end[-1]
+        apart = stretch - self.account.total - int((steady.end[out] - steady.start[out]).sum())
+        return apart, apart / max(1, stretch)
+
     @cached_property
     def parts(self) -> dict[str, int]:
         return self.account.parts

@@ -18,6 +18,7 @@ from gpudiag.timeline import GpuOps, Kind, Ranges, StepLog, Steps, Timeline
 
 MIN_STEPS = 3  # nsys-ai's and RULES.md O6's floor for a statement about steps
 
+OUR_DOMAIN = "gpudiag"
 OUR_STEP = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
 OUR_WINDOW = re.compile(r"^(?:gpudiag::)?capture$")
 PROFILER_STEP = re.compile(r"^ProfilerStep\*?#(\d+)$")
@@ -53,14 +54,20 @@ def find_steps(timeline: Timeline, ops: GpuOps | None, process: int | None = Non
         ranges = ranges.take(ranges.process == process)
     if ranges is not None and len(ranges):
         names = _NameTable(timeline, ranges)
+        # Of ours, one that is no whole step (the script died in it) is none by its bare name either.
+        theirs = ranges.take(ranges.domain != _our_domain(timeline))
         sources: tuple[Callable[[], Steps], ...] = (
             lambda: _from_ranges(ranges, names, OUR_STEP, timeline.step_source or _marked(timeline), timeline.step_log),
             lambda: _from_ranges(ranges, names, PROFILER_STEP, "ProfilerStep"),
-            lambda: _from_ranges(ranges, names, HAND_MADE, _marked(timeline)),
+            lambda: _from_ranges(theirs, _NameTable(timeline, theirs), HAND_MADE, _marked(timeline)),
             lambda: _between(ranges, names, OPTIMIZER, "optimizer", at_end=True),
             lambda: _between(ranges, names, LOADER_NEXT, "loader", at_end=False),
         )
+        log = timeline.step_log
         for source in sources:
+            # Our log weighed calls of optimizers and loaders already: where it has few steps, each of those is none.
+            if source in sources[3:] and log is not None and len(log) and len(found[0]):
+                break
             steps = source()
             if len(steps.steady()) >= MIN_STEPS:
                 return steps
@@ -215,6 +222,11 @@ def _inside_one_range(steps: Steps, timeline: Timeline, ranges: Ranges | None) -
         steps.start, ranges.start, side="left"
     )
     return any(not WHOLE_RUN.search(timeline.strings[int(code)]) for code in np.unique(ranges.name[held >= 2]))
+
+
+def _our_domain(timeline: Timeline) -> int:
+    """The code of our domain among the strings, -1 where no range is ours."""
+    return timeline.strings.index(OUR_DOMAIN) if OUR_DOMAIN in timeline.strings else -1
 
 
 def _marked(timeline: Timeline) -> str:

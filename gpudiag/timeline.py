@@ -418,7 +418,8 @@ class Timeline:
     gpu_ops None: GPU activity was not recorded; empty: it was, and there was none.
     with_stack: recorded with Python stacks (inflates host time). recorded: (start, end) of the recording if known.
     observer_slowdown: step time recorded / step time plain, when both were measured (1.0 = none).
-    optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records.
+    optimizer_params: (number of parameter tensors, their bytes) of the optimizer, from gpudiag's own records;
+    optimizer_name: its class, "" unknown.
     step_source: what ends a step of ours: optimizer | loader | forward (a call of the model) | replay (of a CUDA graph),
     "" where we did not mark them.
     incomplete: why an unknown part of the recording is missing (a file cut short), "" when it is whole. Recorders do not
@@ -440,6 +441,7 @@ class Timeline:
     sites: tuple[CallSite, ...] = ()
     looks: Looks | None = None
     optimizer_params: tuple[int, int] | None = None
+    optimizer_name: str = ""
     samples: Samples | None = None
     memory: MemoryEvents | None = None
     devices: Mapping[int, DeviceInfo] = field(default_factory=dict)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
-from gpudiag.evidence import UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
+from gpudiag.evidence import TOLD_EVALUATION, UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
+from gpudiag.metrics.communication import backward_collective_wait
 from gpudiag.rules import Judgement
 from gpudiag.scope import Scope, room_of, working
 from gpudiag.units import counted, format_ns, format_percent, format_rate
@@ -14,6 +16,8 @@ from gpudiag.units import counted, format_ns, format_percent, format_rate
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
 LOSS = 0.10  # severity `warning` (DESIGN 5)
 MOST = 0.8  # of the exposed copies: then one direction speaks for them
+# A loss on a CPU without a GPU below this share of its work does not name the run: won back whole, it saves under a third.
+BESIDE = 0.5
 THIN = 0.05  # two owners within five points of the step are called a near tie
 
 # Which part of the account speaks for which cause. What compute is made of is for the compute rules to say.
@@ -56,6 +60,38 @@ WORDS: dict[BoundBy, str] = {
 
 def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
     """The verdict on the run; `main` is the scope that the report shows."""
+    fatal = next((finding for finding in judged.findings if finding.ends_run), None)
+    losses = replace(judged, findings=tuple(finding for finding in judged.findings if not finding.ends_run))
+    verdict = _with_evaluation(_verdict_of(scopes, main, metrics, losses, facts), scopes[main], losses)
+    return verdict if fatal is None else _ended(verdict, fatal, scopes[main])
+
+
+def _with_evaluation(verdict: Verdict, scope: Scope, judged: Judgement) -> Verdict:
+    """The steps and all shares are those of training alone: much evaluation beside it is said in the same breath, and where
+    a rule finds it too much, healthy steps do not make a healthy run."""
+    ns, share = scope.evaluation
+    if share < TOLD_EVALUATION:
+        return verdict
+    aside = f"valuation inside training takes {format_percent(share)} of the time, {format_ns(scope.per_step(ns))} for each step"
+    if verdict.status == "healthy" and any(finding.rule == "evaluation_costly" for finding in judged.findings):
+        headline = f"E{aside}. The steps of training are healthy: {verdict.headline.removeprefix('Healthy: ')}"
+        return Verdict("bottleneck", "none", headline, verdict.margin)
+    headline = f"{verdict.headline} E{aside}, and is not counted in these."
+    return Verdict(verdict.status, verdict.bound_by, headline, verdict.margin)
+
+
+def _ended(verdict: Verdict, fatal: Finding, scope: Scope) -> Verdict:
+    """What the run died of, how far it had come, and then only what its recorded steps say. What cannot be judged stays so:
+    nobody may compare by it."""
+    log = scope.timeline.step_log
+    steps = f", after {counted(int(log.index.max()) + 1, 'step')}" if log is not None and len(log) else ""
+    headline = f"Run ended: {_lower(fatal)}{steps}. Before that: {verdict.headline[0].lower()}{verdict.headline[1:]}"
+    if verdict.status == "cannot_judge":
+        return Verdict("cannot_judge", "none", headline)
+    return Verdict("bottleneck", _BOUND_BY.get(fatal.category, "none"), headline, verdict.margin)
+
+
+def _verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
     scope = scopes[main]
     reason = cannot_judge(scope, metrics)
     here = (scope.rank, scope.device)
@@ -229,7 +265,9 @@ def _gate_text(judged: Judgement) -> str:
 
 def _lower(finding: Finding) -> str:
     title = finding.title
-    return title if title[:2].isupper() else title[0].lower() + title[1:]  # FP32, GPU
+    return (
+        title if title[:2].isalpha() and title[:2].isupper() else title[0].lower() + title[1:]
+    )  # FP32, GPU; not `A run`
 
 
 def _per_step(scope: Scope) -> str:
@@ -319,10 +357,16 @@ def _host_verdict(
     work = sum(shares.get(f"host.{phase}", 0.0) for phase in ("forward", "backward", "optimizer", "framework", "h2d"))
     other = shares.get("host.other", 0.0)
     step = _per_step(scope)
+    waited = _mean(backward_collective_wait(one) / max(1, one.account.total) for one in scopes)
+    waiting = f"{format_percent(waited)} of {step} passes in the backward pass in waiting for collectives"
+    waits = (
+        f", beside {format_percent(waited)} in the backward pass that wait for collectives" if waited >= LOSS else ""
+    )
+    work -= waited
 
     def computing(of: str) -> str:
         return (
-            f"forward, backward, optimizer and other operators take {format_percent(work)} of {of} on the CPU; "
+            f"forward, backward, optimizer and other operators take {format_percent(work)} of {of} on the CPU{waits}; "
             f"no GPU work was recorded"
         )
 
@@ -332,13 +376,25 @@ def _host_verdict(
     if not len(scope.steps):  # start-up, or a launcher that waits for its children, is no loss of a training step
         causes = [f for f in causes if f.parts != ("host.other",)]
         if not causes and other > 0.5:
-            return Verdict("cannot_judge", "none", f"Cannot judge: no steps are known, and {computing(step)}{unseen}.")
+            known = "too few" if len(scope.all_steps) else "no"
+            headline = f"Cannot judge: {known} steps are known, and {computing(step)}{unseen}."
+            return Verdict("cannot_judge", "none", headline)
     owner, share = ranked[0] if ranked else ("none", 0.0)
     if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
         others = [item for item in ranked if item[0] != "host"]
         owner, share = others[0] if others else ("none", 0.0)
+
+    def beside(bound: BoundBy, clause: str) -> Verdict:
+        return Verdict("bottleneck", bound, f"Mostly compute: {computing(step)}; {clause}.", _margin(ranked))
+
+    little = LOSS <= share < BESIDE * work
+    if owner not in ("none", "host") and little and causes:
+        clause = f"the largest loss beside it is {WORDS[owner]}, {format_percent(share)}{unseen}"
+        return beside(owner, clause)
     if owner == "host" and share >= LOSS and causes:
         arguments = (number(metrics, "host_log_arguments") or 0.0) / max(1.0, scope.per_step(scope.account.total))
+        if little:
+            return beside(owner, _host_parts(shares, arguments, "it"))
         headline = f"Bound by host: {_host_parts(shares, arguments, step)}; {computing('it')}."  # `unseen` is among these parts
         return Verdict("bottleneck", owner, headline, _margin(ranked))
     if owner != "none" and share >= LOSS and causes:
@@ -348,8 +404,15 @@ def _host_verdict(
         return Verdict("bottleneck", owner, headline, _margin(ranked))
     if causes:
         first = causes[0]
+        if first.step != "compute" and first.category != "launch" and first.share < BESIDE * work:
+            share_of = f" ({format_percent(first.share)})" if first.share else ""
+            return beside("host", f"{_lower(first)}{share_of}{unseen}")
         bound: BoundBy = "launch" if first.category == "launch" else "compute" if first.step == "compute" else "host"
         return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing(step)}{unseen}.")
+    if waited >= LOSS:
+        if waited < BESIDE * work:
+            return beside("communication", f"no cause was found for the waiting{unseen}")
+        return Verdict("bottleneck", "communication", f"Bound by communication: {waiting}; {computing('it')}{unseen}.")
     if other >= LOSS:
         return Verdict("healthy", "none", f"Healthy: as far as the recording shows, {computing(step)}{unseen}.")
     nothing_else = f"no cause outside them costs {format_percent(LOSS)}"

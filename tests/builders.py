@@ -97,9 +97,17 @@ class Recorder:
         self.kernel(start, end, name, correlation=self.launched, **more)
 
     def mark(
-        self, start: int, end: int, name: str, *, index: int = -1, thread: int = THREAD, process: int = PROCESS
+        self,
+        start: int,
+        end: int,
+        name: str,
+        *,
+        domain: str = "",
+        index: int = -1,
+        thread: int = THREAD,
+        process: int = PROCESS,
     ) -> None:
-        self.marks.append((start, end, process, thread, self.code(name), self.code(""), index))
+        self.marks.append((start, end, process, thread, self.code(name), self.code(domain), index))
 
     def operator(self, start: int, end: int, name: str, *, thread: int = THREAD, process: int = PROCESS) -> None:
         self.operators.append((start, end, process, thread, self.code(name), -1))

@@ -152,3 +152,21 @@ def test_evaluation_that_is_kept_apart_is_said(rules: RuleSet) -> None:
     recorder.mark(2500 * US, 2800 * US, "validation")
     assert said(diagnosed(rules, recorder.timeline()), "evaluation", "300 us", "5.0 %")
     assert not said(diagnosed(rules, run()), "evaluation")
+
+
+def test_much_evaluation_stands_in_the_headline_and_is_a_finding(rules: RuleSet) -> None:
+    """Half of the stretch, in three passes; the account is that of the training steps alone, which are busy."""
+    recorder = Recorder()
+    for step in range(6):
+        recorder.mark(step * 1000 * US, (step + 1) * 1000 * US, f"ProfilerStep#{step}")
+        recorder.kernel(step * 1000 * US, step * 1000 * US + 1000 * US)
+    for step in (1, 3, 5):
+        recorder.mark(step * 1000 * US, (step + 1) * 1000 * US - 100, "validation")
+    diagnosis = diagnosed(rules, recorder.timeline())
+    begin = (
+        "Evaluation inside training takes 50 % of the time, 500 us for each step. The steps of training are healthy: "
+    )
+    assert diagnosis.verdict.headline.startswith(begin)
+    assert (diagnosis.verdict.status, diagnosis.verdict.bound_by) == ("bottleneck", "none")
+    assert [f.severity for f in diagnosis.findings if f.rule == "evaluation_costly"] == ["warning"]
+    assert not said(diagnosis, "evaluation"), "once is enough"

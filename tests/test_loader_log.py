@@ -84,6 +84,38 @@ def test_waiting_for_workers_is_not_the_observers_cost(tmp_path: Path) -> None:
     assert log.step_cost() == (62, 67)
 
 
+def test_the_optimizer_is_the_one_with_most_parameters(tmp_path: Path) -> None:
+    kinds = [{"k": "optimizer", "name": n, "params": c, "bytes": 1} for n, c in (("SGD", 2), ("LBFGS", 9), ("Adam", 4))]
+    log = read_process_log([write(tmp_path / "a.jsonl", process(), *kinds)])
+    assert (log.optimizer_name(0), log.optimizer_name(1)) == ("LBFGS", "")
+
+
+def cost(path: Path, *records: dict[str, Any]) -> tuple[int | None, int | None]:
+    return read_process_log([write(path / "a.jsonl", process(), *records)]).step_cost()
+
+
+def test_a_cold_first_epoch_is_not_the_observers_cost(tmp_path: Path) -> None:
+    """The recorded steps and a few plain ones read from storage, without workers, and all work is slower meanwhile; the many
+    of the second epoch find their files in memory. The recorder's 3 of 20 remain."""
+    steps, batches = [], []
+    for i in range(60):
+        cold, kept = i < 20, 3 <= i < 12
+        wait, work = (300, 20) if cold else (10, 10)
+        length = wait + work + (3 if kept else 0)
+        steps.append(step(i, i * 1000, i * 1000 + length, p={"data_wait": wait}, **({"r": 1} if kept else {})))
+        batches.append({"k": "batch", "l": 0, "e": int(not cold), "s": i * 1000, "t": i * 1000 + wait})
+    loader = {"k": "loader", "l": 0, "where": "a.py:1", "num_workers": 0}
+    assert cost(tmp_path, loader, *batches, *steps) == (320, 323)
+
+
+def test_compiling_logging_and_evaluating_are_not_the_observers_cost(tmp_path: Path) -> None:
+    parts = [{"compile": 900}, {"log": 50}, {"eval": 400}, {}, {"compile": 900}, {"compile": 900}, {"eval": 400}]
+    window = [step(10 + i, i * 9000, i * 9000 + 25 + sum(p.values()), r=1, p=p) for i, p in enumerate(parts)]
+    plain = [step(i, i * 100, i * 100 + 20) for i in range(10)]
+    assert cost(tmp_path, *plain, *window) == (20, 25)
+    assert cost(tmp_path, *plain, *window[:1]) == (20, None), "of steps that compile nothing is known"
+
+
 def test_steps_of_a_weaker_sign_do_not_count_once_an_optimizer_was_seen(tmp_path: Path) -> None:
     records = [
         step(0, 0, 9) | {"o": "loader"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from builders import Recorder, measured
 
 from gpudiag.metrics.base import Missing
-from gpudiag.metrics.kernel_work import NAMES
+from gpudiag.metrics.kernel_work import FOREACH, FUSED, NAMES
 from gpudiag.timeline import DeviceInfo, Kind
 
 US = 1_000
@@ -194,6 +196,24 @@ def test_what_was_launched_in_the_optimizers_range_is_the_optimizers() -> None:
         "optimizer_params": 161,
         "optimizer_ideal_time": pytest.approx(7 * 100e6 / 1555e9 * 1e9),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "forms"), [("AdamW", (1, 1)), ("RMSprop", (0, 1)), ("LBFGS", (0, 0)), ("Mine", (0, 0))]
+)
+def test_an_optimizers_faster_forms_are_those_that_torch_has(kind: str, forms: tuple[int, int]) -> None:
+    got = measured(with_optimizer(), optimizer_name=kind)
+    assert (got["optimizer_has_fused"].value, got["optimizer_has_foreach"].value) == forms
+    assert isinstance(measured(with_optimizer())["optimizer_has_fused"], Missing)
+
+
+def test_the_forms_are_what_the_installed_torch_says() -> None:
+    """Not by what we believe: by the arguments that each class takes."""
+    optim = pytest.importorskip("torch.optim")
+    classes = {n: c for n, c in vars(optim).items() if isinstance(c, type) and issubclass(c, optim.Optimizer)}
+    takes = {n: inspect.signature(c).parameters.keys() for n, c in classes.items()}
+    for form, known in (("fused", FUSED), ("foreach", FOREACH)):
+        assert {name for name, words in takes.items() if form in words} == known & takes.keys()
 
 
 def test_the_optimizer_is_missing_where_no_range_says_where_it_is() -> None:

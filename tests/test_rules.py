@@ -220,6 +220,14 @@ def test_a_closed_gate_leaves_all_else_unjudged(tmp_path: Path) -> None:
     assert judged(rules, gpu_idle=50 * MS, steps=9).outcomes["other"] == "fired"
 
 
+def test_what_ends_a_run_is_no_share_of_a_step(tmp_path: Path) -> None:
+    write(tmp_path, "fatal", extra="ends_run = true")
+    assert ["ends_run: needs severity" in str(problem) for problem in check_rules(tmp_path)] == [True]
+    fixed = 'ends_run = true\nalways = true\nseverity = {fixed = "critical", reason = "r"}'
+    write(tmp_path, "fatal", extra=fixed)
+    assert check_rules(tmp_path) == []
+
+
 def test_fixes_fit_what_was_recorded(tmp_path: Path) -> None:
     extra = """
 [[fix]]

@@ -27,6 +27,7 @@ NOT_FIRED = {
     "gpu_out_of_memory": "no recording here ran out of a GPU's memory; tests/test_metrics_run.py fires it, tests/test_gpu.py on one",
     "host_out_of_memory": "no recording here ran out of memory; tests/test_loader_inside.py fires it on a run that does",
     "log_arguments_costly": "the samples have no such log call; tests/test_shared_diagnoses.py fires it",
+    "evaluation_costly": "no recording here evaluates for long; tests/test_evidence.py fires it",
     "drivers_differ": "no recording here has ranks of two machines; tests/test_bench_result.py fires it",
 }
 # Fired by a sample that needs a running script; its live test holds it.

@@ -223,3 +223,15 @@ def test_a_step_that_only_the_end_of_the_recording_has_closed_is_none() -> None:
         recorder.mark(-MS, 400 * MS, "gpudiag::capture")
         steps = find_steps(recorder.timeline(), None)
         assert (len(steps), int(steps.end[-1])) == (expected, expected * 10 * MS)
+
+
+def test_a_script_that_died_in_its_third_step_has_two() -> None:
+    """Neither the bare name of our third range nor the loader's calls, several a step, make three of them."""
+    recorder = Recorder()
+    for i in range(3):
+        recorder.mark(i * 10 * MS, (i + 1) * 10 * MS, "step", domain="gpudiag", index=i)
+        for call in range(2):
+            recorder.mark((i * 10 + call) * MS, (i * 10 + call + 1) * MS, "data_wait", domain="gpudiag")
+    whole = np.arange(2) * 10 * MS
+    timeline = recorder.timeline(step_log=StepLog(whole, whole + 10 * MS, np.arange(2)))
+    assert len(find_steps(timeline, timeline.gpu_ops)) == 2

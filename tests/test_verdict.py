@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import Recorder, samples
 from hypothesis import given, settings
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from gpudiag.diagnosis import AccountInfo, Diagnosis
 from gpudiag.pipeline import diagnose_recordings
 from gpudiag.read import Recordings
+from gpudiag.report.facts import headline, verdict_label
+from gpudiag.report.terminal import render
 from gpudiag.rules import RuleSet, load_rules
-from gpudiag.timeline import CopyKind, Kind, MemKind, Timeline
+from gpudiag.timeline import CopyKind, HostInfo, Kind, MemKind, StepLog, Timeline
 from gpudiag.units import format_percent
 from gpudiag.verdict import OWNER
 
@@ -156,6 +159,35 @@ def test_a_busy_run_is_healthy_and_a_short_one_is_not_judged(rules: RuleSet) -> 
     recorder = Recorder()
     recorder.kernel(0, 10)
     assert diagnosed(rules, recorder.timeline()).verdict.status == "cannot_judge"
+
+
+def test_what_ended_the_run_is_the_verdict_and_stands_first(rules: RuleSet) -> None:
+    """Before what its steps lose time to, however much that is; the loss stays beside it."""
+    begin = np.arange(6) * 100 * MS
+    died = replace(
+        input_bound(),
+        host=HostInfo(torch_threads=2, out_of_memory={"gpu": "CUDA out of memory. Tried to allocate 2 GiB."}),
+        step_log=StepLog(begin, begin + 100 * MS, np.arange(6) + 37),
+    )
+    diagnosis = diagnosed(rules, died)
+    assert diagnosis.verdict.headline.startswith(
+        "Run ended: the GPU's memory ran out, after 43 steps. Before that: bound by"
+    )
+    assert (diagnosis.verdict.status, diagnosis.verdict.bound_by) == ("bottleneck", "memory")
+    assert [f.rule for f in diagnosis.findings if f.ends_run] == [diagnosis.findings[0].rule] == ["gpu_out_of_memory"]
+    assert len(diagnosis.findings) > 1
+    report = render(diagnosis)
+    assert report.index("RUN ENDED: ") < report.index("Machine ") < report.index("1  Overall timeline ")
+
+
+def test_a_run_that_ended_too_early_to_be_judged_says_why_and_is_not_compared(rules: RuleSet) -> None:
+    recorder = Recorder()
+    recorder.kernel(0, 10)
+    verdict = diagnosed(
+        rules, recorder.timeline(host=HostInfo(torch_threads=2, out_of_memory={"host": "MemoryError"}))
+    ).verdict
+    assert verdict.headline.startswith("Run ended: the host's memory ran out. Before that: cannot judge: ")
+    assert verdict.status == "cannot_judge"
 
 
 def shares(accounts: tuple[AccountInfo, ...], *chosen: str) -> float:
@@ -334,6 +366,49 @@ def test_a_cpu_run_that_waits_for_data_is_input_bound(rules: RuleSet) -> None:
     verdict = diagnosed(rules, cpu_run((0, 60, "data_wait"), (60, 99, "forward")).timeline()).verdict
     assert verdict.bound_by == "input"
     assert "takes 60 % of the 100 ms step" in verdict.headline
+
+
+@pytest.mark.parametrize(("phase", "bound"), [("data_wait", "input"), ("checkpoint", "host")])
+def test_a_loss_that_is_small_beside_the_cpus_work_does_not_name_the_run(
+    phase: str, bound: str, rules: RuleSet
+) -> None:
+    """Below half of the work it is called what it is, a loss beside the work; from there on the run is bound by it."""
+    small = diagnosed(rules, cpu_run((0, 25, phase), (25, 99, "forward")).timeline())
+    assert small.verdict.headline.startswith(
+        "Mostly compute: forward, backward, optimizer and other operators take 74 %"
+    )
+    assert "25 %" in small.verdict.headline and "Bound by" not in small.verdict.headline
+    assert (small.verdict.status, small.verdict.bound_by, verdict_label(small)) == (
+        "bottleneck",
+        bound,
+        "mostly compute",
+    )
+    assert "Mostly" not in headline(small), "the label says it"
+    large = diagnosed(rules, cpu_run((0, 40, phase), (40, 99, "forward")).timeline())
+    assert large.verdict.headline.startswith(f"Bound by {bound}: ") and verdict_label(large) == f"{bound}-bound"
+
+
+def gloo_run() -> Recorder:
+    """The backward pass from 20 to 99 ms runs operators up to 40; a collective is under way from 30 to 95 on another thread."""
+    recorder = cpu_run((0, 20, "forward"), (20, 99, "backward"))
+    for step in range(6):
+        at = step * 100 * MS
+        recorder.operator(at + 20 * MS, at + 40 * MS, "aten::mm")
+        recorder.mark(at + 30 * MS, at + 95 * MS, "gloo:all_reduce", thread=77)
+    return recorder
+
+
+def test_waiting_for_other_ranks_is_not_called_the_backward_passs_work(rules: RuleSet) -> None:
+    """Nor is what operators of the pass hide called waiting."""
+    diagnosis = diagnosed(rules, gloo_run().timeline())
+    assert diagnosis.metrics["backward_collective_wait"].value == 55 * MS
+    assert diagnosis.verdict.bound_by == "communication"
+    assert (
+        "55 % of the 100 ms step passes in the backward pass in waiting for collectives" in diagnosis.verdict.headline
+    )
+    assert "operators take 44 % of it" in diagnosis.verdict.headline
+    alone = diagnosed(rules, cpu_run((0, 20, "forward"), (20, 99, "backward")).timeline()).verdict
+    assert (alone.status, "collectives" in alone.headline) == ("healthy", False)
 
 
 def test_ranks_on_the_cpu_are_summed_with_their_own_work(rules: RuleSet) -> None:

@@ -218,6 +218,18 @@ KERNELS = (
     ),
     M("optimizer_params", "count", "parameter tensors of the optimizer", source="gpudiag's collector"),
     M(
+        "optimizer_has_fused",
+        "count",
+        "1 when torch has a fused form of the optimizer, by the name of its class; else 0",
+        source="gpudiag's collector",
+    ),
+    M(
+        "optimizer_has_foreach",
+        "count",
+        "1 when torch has a foreach form of the optimizer, by the name of its class; else 0 (LBFGS, SparseAdam, one of the user's own)",
+        source="gpudiag's collector",
+    ),
+    M(
         "optimizer_ideal_time",
         "ns",
         "bytes that the optimizer moves at most (7 x the parameters: Adam) / memory bandwidth, a step",
@@ -322,6 +334,13 @@ COMMUNICATION = (
         "bytes",
         "median message size of the collectives",
         source="collective arguments, which gpudiag does not read today",
+    ),
+    M(
+        "backward_collective_wait",
+        "ns",
+        "time of the backward pass in which a collective of CPU tensors (gloo) was under way and no operator ran, a step",
+        "collectives outside the backward pass, or behind its operators",
+        source="ranges of c10d and of the backward pass, operators",
     ),
     M(
         "comm_wait_share",

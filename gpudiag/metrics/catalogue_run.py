@@ -16,6 +16,13 @@ STEPS = (
         "mean length of a steady step, evaluation left out; without steps the length of the span",
         "the time of one batch where steps hold several",
     ),
+    M(
+        "evaluation_time",
+        "ns",
+        "time from the first steady step to the last that lies in ranges of evaluation, spread over the steps (mean a step)",
+        "evaluation between epochs where no step is recorded on both sides",
+    ),
+    M("evaluation_share", "ratio", "evaluation_time over the whole stretch from the first steady step to the last"),
     M("step_median", "ns", "median length of a steady step"),
     M("step_p99", "ns", "99th percentile of the steady steps' lengths"),
     M("slow_steps", "count", "steady steps that take more than twice the median"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpudiag.host import named
+from gpudiag.intervals import Intervals
 from gpudiag.metrics.across import RunFacts
 from gpudiag.metrics.busy import NO_GPU
 from gpudiag.metrics.make import NOTHING, ON_GPU, PROFILE, PROFILE_RANKS, Value, inapplicable, missing, value
@@ -22,10 +23,15 @@ DATA_PARALLEL = re.compile(
     r"|broadcast_coalesced$"
 )
 BACKWARD_PASS = re.compile(r"^(?:gpudiag::)?backward$|^## ?backward ?##$|^backward_pass$", re.I)
+CPU_COLLECTIVE = re.compile(r"^(?:gloo|mpi|ucc):")  # ranges that c10d sets from the start of a collective to its end
 NO_COLLECTIVE = "no collective ran in the window"
 
 
 def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
+    if scope.ranges is None or scope.cpu_ops is None:
+        yield missing("backward_collective_wait", "no ranges or no operators were recorded", PROFILE)
+    else:
+        yield value("backward_collective_wait", scope.per_step(backward_collective_wait(scope)), "ranges, cpu_ops")
     if scope.ops is None or scope.layers is None:
         for name in ("comm_time", "comm_overlap_share", "dataparallel_time", "grad_syncs_per_update"):
             yield missing(name, NO_GPU, ON_GPU)
@@ -46,6 +52,17 @@ def measure(scope: Scope, run: RunFacts) -> Iterator[Value]:
     yield value("straggler_share", run.latest_share, "all ranks together")
     yield value("straggler_wait", scope.per_step(run.mean_wait_ns), "all ranks together")
     yield value("is_straggler", int(scope.rank in run.late_ranks), "all ranks together")
+
+
+def backward_collective_wait(scope: Scope) -> int:
+    """ns of the backward passes in the window in which a collective of CPU tensors was under way and no operator ran: DDP's
+    reducer waits there, for the other ranks or their messages. 0 where no such collective was recorded."""
+    ops = scope.cpu_ops
+    under_way = named(scope.ranges, scope.names, CPU_COLLECTIVE).intersect(scope.window)
+    waiting = under_way.intersect(named(scope.ranges, scope.names, BACKWARD_PASS))
+    if not len(waiting) or ops is None:
+        return 0
+    return waiting.subtract(Intervals.union_of(ops.start, ops.end)).total()
 
 
 def _one_rank(scope: Scope) -> Iterator[Value]:

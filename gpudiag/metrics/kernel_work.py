@@ -30,6 +30,9 @@ NAMES = (
     "optimizer_time", "optimizer_kernels", "optimizer_idle", "attention_unfused_time", "layout_time", "odd_gemm_time",
     "few_block_time", "few_block_waste", "fp64_time", "fp64_rate_ratio", "cpu_op_idle",
 )  # fmt: skip
+# Classes of torch.optim by the forms that their `fused` and `foreach` arguments choose (torch 2.14; on a CPU the same have fused).
+FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+FOREACH = FUSED | {"Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD", "Adafactor"}
 
 
 def measure(scope: Scope) -> Iterator[Value]:
@@ -176,6 +179,12 @@ def _optimizer_ops(scope: Scope) -> Iterator[Value]:
         yield missing("optimizer_ops", "no optimizer range or no operators were recorded", PROFILE_TORCH)
     else:
         yield value("optimizer_ops", scope.per_step(int(inside.contains(ops.start).sum())), "cpu_ops")
+    kind = scope.timeline.optimizer_name
+    for name, kinds in (("optimizer_has_fused", FUSED), ("optimizer_has_foreach", FOREACH)):
+        if kind:
+            yield value(name, int(kind in kinds), "gpudiag's collector")
+        else:
+            yield missing(name, "the optimizer's class was not recorded", PROFILE)
     params = scope.timeline.optimizer_params
     if params is None:
         yield missing("optimizer_params", "the optimizer's parameters were not recorded", PROFILE)

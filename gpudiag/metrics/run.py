@@ -17,7 +17,7 @@ from gpudiag.timeline import Kind
 STALL_FACTOR = 1.5  # a step this much over the median is slow; nsys-ai's iteration variance threshold
 MIN_CYCLES = 3  # RULES.md O5
 STEP_NAMES = (
-    "step_median", "step_p99", "slow_steps", "step_excess_lost", "warm_up_left_ratio", "periodic_stall_time",
+    "evaluation_time", "evaluation_share", "step_median", "step_p99", "slow_steps", "step_excess_lost", "warm_up_left_ratio", "periodic_stall_time",
     "periodic_stall_period",
 )  # fmt: skip
 OWN_WORK = ("host.h2d", "host.forward", "host.backward", "host.optimizer", "host.framework")
@@ -83,12 +83,15 @@ def _steps(scope: Scope) -> Iterator[Value]:
     total = scope.account.total
     yield value("step_time", scope.per_step(total), "account")
     yield value("steps", len(scope.steps), scope.steps.source)
+    evaluated, share = scope.evaluation
     if not len(scope.steps):
         for name in STEP_NAMES:
             yield missing(name, NO_STEPS, PROFILE_LONGER)
         return
     recorded = step_lengths(scope)
     median = float(np.median(recorded))
+    yield value("evaluation_time", scope.per_step(evaluated), "ranges")
+    yield value("evaluation_share", share, "ranges")
     yield value("step_median", median, "steps")
     yield value("step_p99", float(np.quantile(recorded, 0.99, method="higher")), "steps")
     yield value("slow_steps", int((recorded > 2 * median).sum()), "steps")

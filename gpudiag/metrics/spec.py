@@ -45,6 +45,7 @@ TEXTS: tuple[TextSpec, ...] = (
     TextSpec("shm_error", "what torch said when a worker died of a full /dev/shm"),
     TextSpec("shm_where", "file:line that built that DataLoader"),
     TextSpec("out_of_memory_said", "what the exception said that ended the script for lack of memory"),
+    TextSpec("optimizer_name", "class of the optimizer"),
     TextSpec("hot_kernel_name", "name of the largest kernel"),
     TextSpec("sync_api", "the synchronising call with most idle time after it"),
     TextSpec("sync_where", "file:line of that call"),

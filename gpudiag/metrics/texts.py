@@ -50,6 +50,8 @@ def texts_of(scope: Scope, run: RunFacts) -> dict[str, str]:
     if compiled:
         worst = max(compiled, key=lambda site: (site.total_ns, site.where))
         texts["recompile_where"], texts["recompile_reason"] = worst.where, worst.detail
+    if scope.timeline.optimizer_name:
+        texts["optimizer_name"] = scope.timeline.optimizer_name
     for message in scope.timeline.host.out_of_memory.values():
         texts["out_of_memory_said"] = message
     if scope.timeline.host.debug_switches:

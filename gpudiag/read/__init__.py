@@ -139,7 +139,10 @@ def _from_bundle(bundle: Bundle, progress: Progress) -> tuple[list[Timeline], li
                 warnings.append(f"{capture.name}: {error.message}")
         log = read_process_log(logs) if logs else None
         if log is not None:
-            timelines = [attach(timeline, log) for timeline in timelines]
+            timelines = [
+                replace(attach(timeline, log), optimizer_name=log.optimizer_name(timeline.rank))
+                for timeline in timelines
+            ]
         for name in capture.files.get("nvml", []):
             file = bundle.path / name
             timelines = [

@@ -42,6 +42,9 @@ import numpy as np
 
 Record = dict[str, Any]
 BUSIER, CONTENDED = 0.05, 0.20  # of a step waited for a CPU: 5 % is the least observer effect that is told
+RARE_PHASES = ("checkpoint", "compile")
+VARYING_PHASES = ("data_wait", "log")
+LEAST_ALIKE = 5  # steps of each kind, for a median of one epoch
 FIRST_STEPS = 3  # not counted as plain: they hold start-up, lazy loading and the profiler's own start
 
 
@@ -130,6 +133,12 @@ class ProcessLog:
         mine = [process for process in self.processes if process.rank == rank and process.role in ("main", "rank")]
         return max(mine, key=lambda process: (len(steps_of(process)), -mine.index(process)), default=None)
 
+    def optimizer_name(self, rank: int) -> str:
+        """The class of the optimizer that a rank's trainer has most parameters in; "" where none was seen."""
+        process = self.trainer(rank)
+        seen = process.of("optimizer") if process is not None else []
+        return str(max(seen, key=lambda record: int(record["params"]))["name"]) if seen else ""
+
     @property
     def too_busy_to_compare(self) -> bool:
         """Whether the CPUs were more contended in the recorded steps than in the plain ones, or much contended in any: then
@@ -148,29 +157,57 @@ class ProcessLog:
     def step_cost(self) -> tuple[int | None, int | None]:
         """Typical step (ns) outside and inside the recorded window, over the processes; None where there was none.
 
-        Steps that save or log are left out of both: they are rare, and which side they fall on is chance. The same is true
-        of waits for worker processes, which no recording lengthens: both sides get the mean wait of the plain steps. The
-        training thread's waits for a CPU that others had are no part of either.
+        Steps that save or compile are left out of both: they are rare, and which side they fall on is chance. What a step
+        waits for data, logs or evaluates depends on the batch, the cache and the calendar more than on a recording: both
+        sides get the mean wait and log of the plain steps, and no evaluation. The training thread's waits for a CPU that
+        others had are no part of either. Where an epoch has steps of both kinds, only such epochs are compared: in a first
+        one all runs slower while files are read from storage.
         """
-        plain: list[int] = []
-        recorded: list[int] = []
-        waits: list[int] = []
+        plain: list[_StepWork] = []
+        recorded: list[_StepWork] = []
         for process in self.processes:
-            has_workers = any(loader.get("num_workers") for loader in process.of("loader"))
-            for position, record in enumerate(steps_of(process)):
+            steps = steps_of(process)
+            for position, (record, epoch) in enumerate(zip(steps, _epochs(process, steps), strict=True)):
                 phases = record.get("p", {})
-                if record.get("mixed") or "checkpoint" in phases:
+                if record.get("mixed") or any(phase in phases for phase in RARE_PHASES):
                     continue
-                wait = phases.get("data_wait", 0) if has_workers else 0
-                ran = max(0, record["e"] - record["s"] - wait - max(0, record.get("q", 0)))
+                varies = sum(phases.get(phase, 0) for phase in VARYING_PHASES)
+                left = record["e"] - record["s"] - varies - phases.get("eval", 0) - max(0, record.get("q", 0))
+                work = _StepWork((process.pid, epoch), max(0, left), varies)
                 if record.get("r"):
-                    recorded.append(ran)
+                    recorded.append(work)
                 elif position >= FIRST_STEPS:
-                    plain.append(ran)
-                    waits.append(wait)
-        own, own_recorded = _median(plain), _median(recorded)
-        wait = sum(waits) // len(waits) if waits else 0
-        return own + wait if own is not None else None, own_recorded + wait if own_recorded is not None else None
+                    plain.append(work)
+        both = {step.epoch for step in recorded} & {step.epoch for step in plain}
+        alike = [step for step in plain if step.epoch in both], [step for step in recorded if step.epoch in both]
+        if min(map(len, alike)) >= LEAST_ALIKE:
+            plain, recorded = alike
+        own, own_recorded = _median([step.ran for step in plain]), _median([step.ran for step in recorded])
+        varied = sum(step.varied for step in plain) // len(plain) if plain else 0
+        return own + varied if own is not None else None, own_recorded + varied if own_recorded is not None else None
+
+
+@dataclass(frozen=True)
+class _StepWork:
+    """epoch: of which process and epoch (-1 unknown); ran: ns without what varies; varied: ns of that."""
+
+    epoch: tuple[int, int]
+    ran: int
+    varied: int
+
+
+def _epochs(process: Process, steps: Sequence[Record]) -> list[int]:
+    """The epoch of each step: that of the last batch which the busiest loader had delivered by its end, -1 without one."""
+    by_loader: dict[int, list[Record]] = defaultdict(list)
+    for record in process.of("batch"):
+        by_loader[record["l"]].append(record)
+    busiest: list[Record] = max(by_loader.values(), key=lambda batches: len(batches), default=[])
+    batches = sorted(busiest, key=lambda record: record["t"])
+    if not batches:
+        return [-1] * len(steps)
+    ends = np.array([record["e"] for record in steps], np.int64)
+    place = np.searchsorted(np.array([record["t"] for record in batches], np.int64), ends, side="right") - 1
+    return [int(batches[i]["e"]) if i >= 0 else -1 for i in place.tolist()]
 
 
 def read_process_log(files: Sequence[Path]) -> ProcessLog:

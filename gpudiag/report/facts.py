@@ -69,7 +69,7 @@ PART_MEANINGS: dict[str, str] = {
 NOTABLE_PART = 0.03  # share of the window from which a part's meaning is told: the least share of a finding
 
 _METRIC = re.compile(r"^[a-z][a-z0-9_]*: ")
-_LABEL = re.compile(r"^(?:Healthy|Cannot judge|Bound by [a-z ]+): ", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:Run ended|Mostly compute|Healthy|Cannot judge|Bound by [a-z ]+): ", re.IGNORECASE)
 
 
 def ordered_parts(parts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -140,8 +140,12 @@ def about_gpu_work(rules: Sequence[str], missing: str) -> str:
 
 
 def verdict_label(diagnosis: Diagnosis) -> str:
-    """`input-bound`, `healthy`, `cannot judge`"""
+    """`input-bound`, `healthy`, `cannot judge`, `run ended`"""
     verdict = diagnosis.verdict
+    if any(finding.ends_run for finding in diagnosis.findings):
+        return "run ended"
+    if verdict.headline.startswith("Mostly compute: "):
+        return "mostly compute"  # a bottleneck, but a small one beside the CPU's work
     if verdict.status != "bottleneck":
         return verdict.status.replace("_", " ")
     return "bottleneck" if verdict.bound_by == "none" else f"{verdict.bound_by}-bound"

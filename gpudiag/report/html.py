@@ -213,7 +213,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
     | blind."""
     path: list[dict[str, Any]] = []
     state: str
-    for number, step in enumerate(method.shown_steps(diagnosis), 1):
+    for step in method.shown_steps(diagnosis):
         mine = [finding for finding in findings if finding["step"] == step]
         standing = method.findings_of(diagnosis, step)
         if standing:
@@ -228,7 +228,7 @@ def _path(diagnosis: Diagnosis, findings: list[dict[str, Any]]) -> list[dict[str
         path.append(
             {
                 "id": step,
-                "number": number if step != "environment" else "+",
+                "number": method.step_number(step) if step != "environment" else "+",
                 "title": facts.STEP_TITLES[step],
                 "state": state,
                 "glyph": glyph,

@@ -40,8 +40,12 @@ def render(diagnosis: Diagnosis) -> str:
     ]
     lines += _account(diagnosis)
     lines += ["| Step | Result |", "|---|---|"]
-    for number, step in enumerate(method.shown_steps(diagnosis), 1):
-        title = facts.STEP_TITLES[step] if step == "environment" else f"{number} {facts.STEP_TITLES[step]}"
+    for step in method.shown_steps(diagnosis):
+        title = (
+            facts.STEP_TITLES[step]
+            if step == "environment"
+            else f"{method.step_number(step)} {facts.STEP_TITLES[step]}"
+        )
         lines.append(f"| {title} | {escape(method.step_status(diagnosis, step))} |")
     lines.append("")
     roots = [f for step in STEP_ORDER for f in method.findings_of(diagnosis, step)]

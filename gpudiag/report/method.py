@@ -108,6 +108,13 @@ def _place_of_causes(diagnosis: Diagnosis, findings: Sequence[Finding], here: St
 
 
 def shown_steps(diagnosis: Diagnosis) -> list[StepName]:
-    """The four steps, and the machine where any rule about it was judged or tried."""
+    """The four steps, and the machine where any rule about it was judged or tried; the step with what ended the run first."""
     tried = {*diagnosis.rule_steps.values(), *(f.step for f in diagnosis.findings)}
-    return [step for step in STEP_ORDER if step != "environment" or step in tried]
+    shown = [step for step in STEP_ORDER if step != "environment" or step in tried]
+    fatal = {f.step for f in diagnosis.findings if f.ends_run}
+    return sorted(shown, key=lambda step: step not in fatal)
+
+
+def step_number(step: StepName) -> int:
+    """A step's number in the method, whatever is shown first."""
+    return STEP_ORDER.index(step) + 1

@@ -149,11 +149,15 @@ def _steps(page: Page, diagnosis: Diagnosis) -> None:
     own = {step: method.findings_of(diagnosis, step) for step in STEP_ORDER}
     serious = [f for f in diagnosis.findings if f.severity != "info" and f in own[f.step]]
     after_finding = True
-    for number, step in enumerate(method.shown_steps(diagnosis), 1):
+    for step in method.shown_steps(diagnosis):
         if own[step] or after_finding:
             page.add()
         after_finding = bool(own[step])
-        title = facts.STEP_TITLES[step] if step == "environment" else f"{number}  {facts.STEP_TITLES[step]}"
+        title = (
+            facts.STEP_TITLES[step]
+            if step == "environment"
+            else f"{method.step_number(step)}  {facts.STEP_TITLES[step]}"
+        )
         page.heading(title, method.step_status(diagnosis, step), _status_style(diagnosis, step, own[step]))
         for finding in own[step]:
             _finding(page, diagnosis, finding, serious.index(finding) if finding in serious else None)
@@ -182,7 +186,8 @@ def _finding(page: Page, diagnosis: Diagnosis, finding: Finding, place: int | No
         page.prose(text or "a hint", 4, f"{rule}: ", lead_style=DIM, hang=4, lines=4)
         _relations(page, diagnosis, finding)
         return
-    page.prose(bound or f"a {finding.severity} without a time of its own", 4, f"{rule}: ", lead_style=DIM, hang=4)
+    bound = bound or ("" if finding.ends_run else f"a {finding.severity} without a time of its own")
+    page.prose(bound or "what ended the run", 4, f"{rule}: ", lead_style=DIM, hang=4)
     if full:
         page.prose(finding.summary, 4)
         shown = finding.evidence if len(finding.evidence) <= _MOST_EVIDENCE else finding.evidence[: _MOST_EVIDENCE - 1]
