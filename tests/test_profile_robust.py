@@ -316,3 +316,27 @@ def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     write_manifest(plan.bundle, Manifest(SCHEMA, "0", ("a",), "now", None, ()))
     with pytest.raises(GpudiagError, match="exists already"):
         make_folder(plan)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import torch; torch.ones(9).sum()", "", "import torch, os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+    ids=["a report", "nothing to judge", "killed"],
+)
+def test_what_gpudiag_says_begins_on_a_line_of_its_own(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "unended.py"
+    script.write_text(f"import sys\nsys.stderr.write('no end of line')\nsys.stderr.flush()\n{text}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "--with",
+        "torch",
+        "--no-save",
+        "-o",
+        str(tmp_path / "bundle"),
+    ]
+    _, _, said = run([*command, str(script)], tmp_path)
+    first, second = said.splitlines()[:2]
+    assert first == "no end of line" and second.startswith("gpudiag"), said
