@@ -48,7 +48,8 @@ def compare(before: Sequence[Diagnosis], after: Sequence[Diagnosis], *, gate: fl
     samples = _samples(before, infos[0], by_round), _samples(after, infos[1], by_round)
     shown = before[infos[0].shown], after[infos[1].shown]
     differences = differences_of(*infos, *shown)
-    blockers = (*_unfit("before", infos[0], before), *_unfit("after", infos[1], after))
+    on_cpu = not any(_has_gpu_work(d) for d in (*before, *after))
+    blockers = (*_unfit("before", infos[0], before, on_cpu), *_unfit("after", infos[1], after, on_cpu))
     blockers = blockers or tuple(f"{d.what}: {d.before} before, {d.after} after" for d in differences if d.blocks)
     same = _fingerprints(before) == _fingerprints(after)  # then nothing is measured
     step = step_change(
@@ -144,14 +145,21 @@ def _batch_size(diagnosis: Diagnosis) -> int | None:
     return None if best is None else int(best["batch_size"])
 
 
-def _unfit(name: str, side: SideInfo, rounds: Sequence[Diagnosis]) -> tuple[str, ...]:
+def _unfit(name: str, side: SideInfo, rounds: Sequence[Diagnosis], on_cpu: bool) -> tuple[str, ...]:
+    """on_cpu: neither side holds GPU work, which does not keep their steps from being compared."""
     for number, diagnosis in enumerate(rounds, 1):
         which = f"round {number} of the {name} side" if len(rounds) > 1 else f"the {name} side"
-        if not sum(figures.busy_ns for figures in diagnosis.devices):
+        if on_cpu and side.scope != "steps":
+            return (f"{which} holds no GPU work and no steps",)
+        if not on_cpu and not _has_gpu_work(diagnosis):
             return (f"{which} holds no GPU work",)
         if diagnosis.verdict.status == "cannot_judge":
             return (f"{which} cannot be judged by itself: {diagnosis.verdict.headline}",)
     return () if side.median_ns else (f"the {name} side has no step time",)
+
+
+def _has_gpu_work(diagnosis: Diagnosis) -> bool:
+    return any(figures.busy_ns for figures in diagnosis.devices)
 
 
 def _fingerprints(side: Sequence[Diagnosis]) -> list[str]:
@@ -286,6 +294,8 @@ def _notes(
         where = "one recording a side" if len(single) == 2 else f"one recording of the {single[0]} side"
         what = "the steps are the sample" if step.sample == "steps" else "there is no sample to take a spread from"
         notes.append(f"{where}: {what}, and the spread from run to run is not known")
+    if not same and not any(_has_gpu_work(d) for d in shown):
+        notes.append("no GPU work was recorded on either side: what else runs on the CPUs lengthens the steps")
     stacks = [_value(d, "recorded_with_stacks") for d in shown]
     if None not in stacks and stacks[0] != stacks[1]:
         which = "before" if stacks[0] else "after"

@@ -83,11 +83,11 @@ def test_four_workers_pass_the_gate_and_the_reverse_fails_it(traces: Path) -> No
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_a_side_without_gpu_work_cannot_be_judged(traces: Path, swap: bool) -> None:
+def test_a_side_without_gpu_work_cannot_be_compared_with_one_that_has_some(traces: Path, swap: bool) -> None:
     sides = [traces / "kineto" / "cpu_only.json.gz", traces / "kineto" / "v100_resnet50_workers4.json.gz"]
     result = cli(*(reversed(sides) if swap else sides), "--gate", 1000)
     assert result.exit_code == 4 and "no GPU work" in result.stdout and "CANNOT JUDGE" in result.stdout
-    assert cli(sides[0], sides[0], "--gate", 1000).exit_code == 4
+    assert cli(sides[0], sides[0], "--gate", 1000).exit_code == 0, "its steps took as long as they took"
 
 
 def test_a_recording_that_is_too_small_cannot_be_judged(traces: Path) -> None:
@@ -253,6 +253,31 @@ def test_another_batch_size_cannot_be_compared() -> None:
 
 def test_another_number_of_gpus_or_ranks_cannot_be_compared() -> None:
     assert gate(steady(41), sample_diagnosis.eight_ranks()) == 4
+
+
+def on_the_cpu(diagnosis: Diagnosis) -> Diagnosis:
+    return msgspec.structs.replace(diagnosis, devices=(), kernels=(), metrics={})
+
+
+def test_steps_of_the_cpu_are_compared_with_those_of_another_run_on_the_cpu() -> None:
+    before = on_the_cpu(steady(41))
+    assert gate(before, before) == gate(before, on_the_cpu(steady(41, seed=1))) == 0
+    result = compare([before], [on_the_cpu(steady(61))], gate=5)
+    assert result.outcome == "slower" and result.gate is not None and result.gate.exit_code == 3
+    assert any(note.startswith("no GPU work was recorded on either side") for note in result.notes)
+    assert compare([before], [steady(41)]).headline == "the before side holds no GPU work"
+    assert not any("no GPU work" in note for note in compare([steady(41)], [steady(61)]).notes)
+
+
+def test_a_recording_of_the_cpu_without_steps_cannot_be_compared() -> None:
+    span = msgspec.structs.replace(
+        on_the_cpu(steady(41)),
+        steps=StepsInfo(0, None, None, "none", 0),
+        accounts=(msgspec.structs.replace(sample_diagnosis.account(), scope="span", steps=0, per_step=()),),
+    )
+    result = compare([span], [span], gate=5)
+    assert result.headline.startswith("the before side holds no GPU work and no steps")
+    assert result.gate is not None and result.gate.exit_code == 4
 
 
 def test_kernels_and_steps_that_differ_are_said_and_do_not_hide_the_result() -> None:

@@ -46,7 +46,7 @@ def script(tmp_path: Path) -> Path:
 def refused(script: Path, *words: str) -> str:
     """What is said, in a line and its hint, where nothing is run."""
     got = run([*PROFILE, "--no-save", "--with", "torch", *words, str(script)], script.parent)
-    assert (got.code, got.out, len(got.err.splitlines())) == (1, "", 2), got.err
+    assert (got.code, got.out, len(got.err.strip().splitlines())) == (1, "", 2), got.err
     return got.err
 
 

@@ -537,4 +537,4 @@ def test_warnings_and_log_records_name_the_line_that_they_name_without_us(tmp_pa
     ]
     wrapped = subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=tmp_path)
     assert plain.stderr.count("stacklevel") == plain.stderr.count("warnings.warn(") > 0
-    assert wrapped.stderr.split("gpudiag 0")[0].split("gpudiag:")[0] == plain.stderr
+    assert wrapped.stderr.split("\ngpudiag 0")[0].split("\ngpudiag:")[0] == plain.stderr

@@ -39,8 +39,8 @@ class Run:
 
     @property
     def own_words(self) -> str:
-        """What the script wrote to stderr: all before the first line of ours."""
-        return self.err.partition("gpudiag")[0]
+        """What the script wrote to stderr: all before the first line of ours, and the end of line that goes before that."""
+        return self.err.partition("gpudiag")[0].removesuffix("\n")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,7 +23,9 @@ from gpudiag.collect.launch import Outcome
 from gpudiag.collect.plan import Plan, make_folder
 from gpudiag.collect.privacy import Scrubber
 from gpudiag.collect.session import _ending
+from gpudiag.collect.torch_profiler import _notes
 from gpudiag.errors import GpudiagError
+from gpudiag.read.loader_log import Process, ProcessLog
 from gpudiag.read.nsys_report import find_nsys
 
 live = pytest.mark.live
@@ -163,6 +166,20 @@ def test_a_window_that_never_opened_is_said(tmp_path: Path) -> None:
 )
 def test_how_a_script_ended_is_said_as_it_was(outcome: Outcome, said: list[str]) -> None:
     assert list(_ending(outcome)) == said
+
+
+@pytest.mark.parametrize(
+    ("fetches", "said"),
+    [([{"k": "fetch", "w": 1}], False), ([{"k": "fetch", "w": -1}], True), ([], True)],
+    ids=["a loader's worker", "a loader of its own", "no loader"],
+)
+def test_work_in_child_processes_is_told_of_unless_they_are_loader_workers(
+    fetches: list[dict[str, Any]], said: bool, tmp_path: Path
+) -> None:
+    main = Process(1, 0, "main", 0, "2.14.1", None, 2, 0, cpu_s=1.0)
+    child = Process(2, 1, "spawned", 0, "2.14.1", None, 2, 0, cpu_s=5.0, records={"fetch": fetches})
+    notes = _notes(tmp_path, ProcessLog((main, child)), Outcome(0, 1.0))
+    assert any("most of the work ran in 1 child process" in note for note in notes) is said
 
 
 def test_a_script_that_kills_itself_is_said_to_have_been_killed(tmp_path: Path) -> None:
@@ -316,3 +333,27 @@ def test_a_folder_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     write_manifest(plan.bundle, Manifest(SCHEMA, "0", ("a",), "now", None, ()))
     with pytest.raises(GpudiagError, match="exists already"):
         make_folder(plan)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import torch; torch.ones(9).sum()", "", "import torch, os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+    ids=["a report", "nothing to judge", "killed"],
+)
+def test_what_gpudiag_says_begins_on_a_line_of_its_own(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "unended.py"
+    script.write_text(f"import sys\nsys.stderr.write('no end of line')\nsys.stderr.flush()\n{text}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "gpudiag",
+        "profile",
+        "--with",
+        "torch",
+        "--no-save",
+        "-o",
+        str(tmp_path / "bundle"),
+    ]
+    _, _, said = run([*command, str(script)], tmp_path)
+    first, second = said.splitlines()[:2]
+    assert first == "no end of line" and second.startswith("gpudiag"), said

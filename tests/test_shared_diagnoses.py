@@ -144,7 +144,7 @@ def test_a_script_without_torch_is_said_to_have_none_and_nothing_is_claimed(
     words = ["08_sync_is_not_the_culprit.py"]
     got = profiled(words, shared / "scripts", tmp_path, "--with", recorder)
     assert (got.code, "with per-step read" in got.out) == (0, True)
-    first, last = got.err.splitlines()
+    first, last = got.err.strip().splitlines()
     assert first == f"gpudiag: {recorder}: {words[0]} did not import torch: there is nothing to record"
     assert last.startswith("gpudiag: nothing to judge")
     assert got.bundle is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpudiag import __version__
 from gpudiag.bundle import CaptureInfo
 from gpudiag.collect.launch import Outcome
-from gpudiag.read.loader_log import ProcessLog, read_process_log
+from gpudiag.read.loader_log import Process, ProcessLog, read_process_log
 
 BOOTSTRAP = Path(__file__).resolve().parent / "inject" / "bootstrap"
 FINISH_S = 3.0  # how long a recording may take to be saved before a signal is passed on
@@ -200,7 +200,7 @@ def _notes(folder: Path, log: ProcessLog, outcome: Outcome) -> list[str]:
             f"the script runs a torch.profiler of its own ({log.own_profiler}): ours stayed off meanwhile, and GPU records"
             " may be missing; profile again with the script's profiler turned off"
         )
-    children = [process for process in log.processes if process.role == "spawned" and process.cpu_s]
+    children = [p for p in log.processes if p.role == "spawned" and p.cpu_s and not _is_loader_worker(p)]
     own = sum(process.cpu_s or 0 for process in log.processes if process.role in ("main", "rank"))
     theirs = sum(process.cpu_s or 0 for process in children)
     if children and theirs > own:
@@ -213,3 +213,8 @@ def _notes(folder: Path, log: ProcessLog, outcome: Outcome) -> list[str]:
         pids = ", ".join(map(str, outcome.orphans))
         notes.append(f"{count} process{'es' * (count > 1)} of the script still ran when it had ended: {pids}")
     return notes
+
+
+def _is_loader_worker(process: Process) -> bool:
+    """What a DataLoader's worker does is judged by its own records of it."""
+    return any(fetch["w"] >= 0 for fetch in process.of("fetch"))

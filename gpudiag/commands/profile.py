@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from gpudiag.commands._bottom_line import bottom_line
 from gpudiag.commands._common import (
     GATE_CANNOT_JUDGE,
     Outputs,
+    Progress,
     example,
     fail_on_option,
     gate,
@@ -167,8 +170,9 @@ def profile(
     outputs.check()
     started = datetime.now()
     bundle = Path(folder or f"gpudiag-{target.stem}-{started:%Y%m%d-%H%M%S}").absolute()
+    words = _Words()
     if outputs.uses_stdout:
-        _say("stdout is for the report alone: the script's own goes to stderr")
+        words.say("stdout is for the report alone: the script's own goes to stderr")
     plan = Plan(
         kind=target.kind,
         words=target.words,
@@ -184,43 +188,76 @@ def profile(
         any_name=folder is None,
         stdout=2 if outputs.uses_stdout else 1,
     )
-    ran = record(plan, _say, beside=bottom_line, working=progress, judging=partial(command, outputs, fail_on))
+    ran = record(
+        plan, words.say, beside=words.beside, working=words.working, judging=partial(command, outputs, fail_on)
+    )
     _flush_script_output()
     code, bundle = ran.exit_code, ran.bundle
     if all(capture.failed for capture in ran.manifest.captures):
-        _say(f"nothing to judge; what there is lies in {_shown(bundle)}")
+        words.say(f"nothing to judge; what there is lies in {_shown(bundle)}")
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
     try:
-        with progress() as tell:
+        with words.working() as tell:
             tell("analysing")
             from gpudiag.pipeline import diagnose
 
             diagnosis = diagnose([bundle], progress=tell)
     except GpudiagError as error:
         for warning in ran.manifest.warnings:  # how the script ended, which the report would have told
-            _say(warning)
-        _say(f"{error.message}")
-        _say(f"the recording is in {_shown(bundle)}; next: {error.hint}")
+            words.say(warning)
+        words.say(f"{error.message}")
+        words.say(f"the recording is in {_shown(bundle)}; next: {error.hint}")
         ctx.exit(code or (GATE_CANNOT_JUDGE if fail_on else 0))
     try:
         write_file(bundle / "diagnosis.json", to_json(diagnosis))
     except GpudiagError as error:  # the disk is full: the report below is there all the same
-        _say(error.message)
+        words.say(error.message)
     if not outputs.uses_stdout:
+        words.begin()
         show(diagnosis, sys.stderr, [_shown(bundle)])
     if save:
         keep_diagnosis(diagnosis, "profile", db, name=target.stem, hint=False)
-    _say(f"recording: {shell_word(_shown(bundle))}")
+    words.say(f"recording: {shell_word(_shown(bundle))}")
     try:
         outputs.write(diagnosis, fail_on)
     except GpudiagError as error:
-        _say(error.message)
+        words.say(error.message)
         ctx.exit(code or 1)
     ctx.exit(code or gate(diagnosis, fail_on))
 
 
-def _say(text: str) -> None:
-    click.echo(f"gpudiag: {clean(text)}", err=True)
+class _Words:
+    """What gpudiag says on stderr. The last line of the script's may lack its end, which is not seen from here: so an empty
+    line goes before what is said first after it."""
+
+    def __init__(self) -> None:
+        self._follows_script = False
+
+    def say(self, text: str) -> None:
+        self.begin()
+        click.echo(f"gpudiag: {clean(text)}", err=True)
+
+    def begin(self) -> None:
+        if self._follows_script:
+            self._follows_script = False
+            click.echo(err=True)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Progress | None]:
+        """The status while the script runs."""
+        try:
+            with bottom_line() as shown:
+                yield shown
+        finally:
+            self._follows_script = True
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Progress]:
+        """The status while gpudiag works: it clears the line that it is on."""
+        if sys.stderr.isatty():
+            self.begin()
+        with progress() as tell:
+            yield tell
 
 
 def _flush_script_output() -> None:

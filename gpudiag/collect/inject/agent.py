@@ -18,7 +18,7 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from . import patch_graphs, patch_loader, patch_logging, patch_sync, patch_torch, patch_transforms
+from . import patch_graphs, patch_loader, patch_logging, patch_sync, patch_threads, patch_torch, patch_transforms
 from .fetches import Fetches
 from .imports import PostImport
 from .log import Log, clock
@@ -160,6 +160,7 @@ class Agent:
             self.recorder = NvtxWindow(torch, self.folder, "", self.log, self.tracker, self.asked, self.rank)
             patch_torch.own_profiler(torch, _NoRecorder(), self.tracker)
             self.recorder.begin_early()
+        patch_threads.install(self.recorder)
         keep_from_dynamo(torch)
 
     def _watch_process_group(self, torch: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Tuple
 
 from .patch_torch import dynamo_asks, forget, replace
 from .tracker import Tracker
+from .unseen import as_caller
 from .where import user_line
 
 SLOW_NS = 50_000  # on CPU tensors: fifty times a plain .item()
@@ -52,6 +53,7 @@ class Reads:
     """Wrappers for methods of Tensor that may wait. Of nested ones the outermost counts: printing a tensor reads many values."""
 
     def __init__(self, torch: Any, tracker: Tracker) -> None:
+        self._torch = torch
         self._tracker = tracker
         self._depth = 0  # on the training thread
         self._tensor: type = torch.Tensor
@@ -74,24 +76,29 @@ class Reads:
             return bool(tensor.device.type == "cpu")
 
     def read(self, what: str, original: Callable[..., Any], slow: bool) -> Callable[..., Any]:
-        """slow: note it on a CPU tensor too, when it takes long."""
+        """slow: note it on a CPU tensor too, when it takes long. Such a read warns of a gradient that is lost, and of the wait
+        (torch.cuda.set_sync_debug_mode): any other is called without the detour for warnings, which takes 0.8 us."""
         clock, ident, tracker, on_gpu = time.monotonic_ns, threading.get_ident, self._tracker, self._on_gpu
-        compiling = self._compiling
+        compiling, plain = self._compiling, self._plain
+        as_theirs = as_caller(self._torch, original)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if compiling():
                 return original(*args, **kwargs)
+            call = as_theirs
+            if slow and args and not (type(args[0]) in plain and (args[0].requires_grad or args[0].is_cuda)):
+                call = original
             if ident() != tracker.owner:
                 try:
-                    return original(*args, **kwargs)
+                    return call(*args, **kwargs)
                 except BaseException as error:
                     forget(error)
                     raise
             began = clock()
             self._depth += 1
             try:
-                return original(*args, **kwargs)
+                return call(*args, **kwargs)
             except BaseException as error:
                 forget(error)
                 raise
@@ -105,6 +112,7 @@ class Reads:
 
     def read_if(self, what: str, original: Callable[..., Any], waits: Waits) -> Callable[..., Any]:
         compiling = self._compiling
+        call = as_caller(self._torch, original)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -112,8 +120,8 @@ class Reads:
                 return original(*args, **kwargs)
             try:
                 if waits(args, kwargs):
-                    return self._noted(what, original, args, kwargs)
-                return original(*args, **kwargs)
+                    return self._noted(what, call, args, kwargs)
+                return call(*args, **kwargs)
             except BaseException as error:
                 forget(error)
                 raise
@@ -172,6 +180,7 @@ class Reads:
         """Tensor.to: to a device the phase h2d, from one to the CPU a read, unless asked not to block."""
         tracker, tensor_type, named = self._tracker, self._tensor, (str, int, self._device)
         compiling = self._compiling
+        call = as_caller(self._torch, original)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -186,14 +195,14 @@ class Reads:
                     if not away and self._on_cpu(args[0]) and tracker.mine() and not tracker.inside("h2d"):
                         tracker.push("h2d")
                         try:
-                            return original(*args, **kwargs)
+                            return call(*args, **kwargs)
                         finally:
                             tracker.pop()
                 else:
-                    return original(*args, **kwargs)
+                    return call(*args, **kwargs)
                 if away and self._on_gpu(args[0]) and not _asynchronous(args, position, kwargs):
-                    return self._noted("Tensor.to", original, args, kwargs)
-                return original(*args, **kwargs)
+                    return self._noted("Tensor.to", call, args, kwargs)
+                return call(*args, **kwargs)
             except BaseException as error:
                 forget(error)
                 raise

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Set
 
 from .tracker import Tracker
+from .unseen import as_caller
 from .where import user_line
 
 CHECKPOINT_FSYNC_NS = 2_000_000_000  # an fsync this soon after a torch.save belongs to the checkpoint
@@ -35,7 +36,8 @@ def dynamo_asks(torch: Any) -> Callable[[], bool]:
 
 def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool = False) -> Callable[..., Any]:
     """`function` as a phase. Inside a phase of the same name it is called as it is."""
-    compiling = dynamo_asks(sys.modules["torch"])
+    torch = sys.modules["torch"]
+    compiling, call = dynamo_asks(torch), as_caller(torch, function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -43,13 +45,13 @@ def phase(tracker: Tracker, name: str, function: Callable[..., Any], site: bool 
             return function(*args, **kwargs)
         if not tracker.mine() or tracker.inside(name):
             try:
-                return function(*args, **kwargs)
+                return call(*args, **kwargs)
             except BaseException as error:
                 forget(error)
                 raise
         tracker.push(name)
         try:
-            return function(*args, **kwargs)
+            return call(*args, **kwargs)
         except BaseException as error:
             forget(error)
             raise

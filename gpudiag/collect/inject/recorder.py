@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .cpu_wait import machine
 from .log import Log, clock
 from .memory import allocator, heap
+from .patch_threads import ThreadEnd
 from .pending import PendingCall
 from .sampler import LineSampler, WorkerStates
 from .torch_trace import Profiler, TorchEmitter
@@ -79,6 +80,7 @@ class Recorder:
         self._vain = 0
         self._stopping = False
         self._samplers = (LineSampler(tracker, log, torch.cuda.is_initialized), WorkerStates(tracker, log))
+        self._local = threading.local()
         self._recordings = 0  # started so far: a request that is late must not end the next one
         library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
         self._pending = PendingCall(self._on_pending, self._pending_failed, library)
@@ -161,8 +163,34 @@ class Recorder:
         """The process is about to end."""
         if self._reserve is not None:
             self._reserve.close()
+        if self._tracker.elsewhere is not None and not self._done:
+            self._note_elsewhere()
         self._stop("end")
         self.off = True
+
+    def records_here(self) -> bool:
+        """Whether this thread is in the recording of the first seconds, which nobody else can end."""
+        return self._profile is not None and self._kind == "early" and threading.get_ident() == self._thread
+
+    def main_ends(self) -> None:
+        if self.records_here():
+            self._stop("end")
+
+    def thread_ends(self) -> None:
+        """The calling thread ends: torch crashes where its recording has not been ended by then."""
+        with self._tracker.quiet:
+            self._stop("end", self._tracker.count - self._began_count)
+
+    def _note_elsewhere(self) -> None:
+        """The script trained in a thread, and its steps could not be recorded."""
+        recording = self._profile is not None and self._kind == "steps"  # nsys, to the end
+        warm = self._is_warm(self._tracker.count - self._base_count, time.monotonic_ns() - self._base_time)
+        if not recording and (warm or self._tracker.missed > WARM_UP_MOST):
+            note = (
+                "the script's steps ran in a thread, which could not be recorded since the main thread waited for"
+                " something else than its end: let it wait by Thread.join(), or train in the main thread"
+            )
+            self._log.write({"k": "note", "note": note})
 
     def forget_in_child(self) -> None:
         """In a forked child: the parent's profiler must not fill the child's memory."""
@@ -200,6 +228,8 @@ class Recorder:
             return
         self._profile, self._kind, self._cuda, self._thread = profile, kind, cuda, threading.get_ident()
         self._began, self._memory = time.monotonic_ns(), heap()
+        if threading.current_thread() is not threading.main_thread():
+            self._local.end = ThreadEnd(self.thread_ends)
         self._tracker.detach(TorchEmitter(self._torch))
         self._tracker.recording = True
         self._log.write({**clock(), "event": "start", "window": kind, "cuda": cuda, "machine": machine()}, flush=True)
@@ -304,6 +334,8 @@ class Recorder:
                     reason = "asked"
                 elif self._kind == "early" and now - self._began > self.early_ns:
                     reason = "time"
+                elif self._kind == "early" and self._tracker.elsewhere not in (None, self._thread):
+                    reason = "elsewhere"
                 elif self._grown() > (EARLY_HEAP if self._kind == "early" else HARD_HEAP):
                     reason = "memory"
             elif self._source or self.off or not early:

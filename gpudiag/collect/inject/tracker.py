@@ -75,6 +75,8 @@ class Tracker:
         self.captured: Dict[int, int] = {}  # CUDA graphs (by id) that hold a step of an optimizer, and its key
         self.quiet = threading.RLock()  # held while a recording starts or ends, and while a capture begins
         self.owner = threading.main_thread().ident
+        self.elsewhere: Optional[int] = None  # the thread that steps, where it is not the main one
+        self.missed = 0  # steps of that thread that could not be followed
         self.source = ""
         self.count = 0  # completed steps of this source
         self.index = -1  # of the step in progress, over all sources
@@ -156,9 +158,14 @@ class Tracker:
             self.log.write({"k": "note", "note": "watching stopped: %s: %s" % (type(error).__name__, error)}, True)
 
     def adopt(self) -> None:
-        """Follow the calling thread from now on: the script trains outside the main thread."""
+        """Follow the calling thread from now on: the script trains outside the main thread.
+
+        A range that is open in the thread followed so far has to be closed there: the recorder sees to it."""
+        self.elsewhere = threading.get_ident()
         if not self._stack and self._token is None and self.owner is not None:
             self.owner, self.emitter, self.recording = threading.get_ident(), Emitter(), False
+        else:
+            self.missed += 1
 
     @property
     def open_ranges(self) -> bool:
