@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from gpudiag.epochs import epoch_start
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
@@ -97,6 +98,12 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
     elif scope.all_steps.source == "inferred":
         yield (
             f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
+        )
+    left_out = epoch_start(timeline, scope.all_steps.steady()) if len(scope.steps) else None
+    if left_out is not None:
+        yield (
+            f"a recorded step begins an epoch of {left_out.steps} steps and is left out: among {len(scope.steps)} it would "
+            f"count {left_out.steps / (len(scope.steps) + left_out.rows.size):.0f}-fold"
         )
     apart, share = scope.evaluation
     if NOTABLE_EVALUATION < share < TOLD_EVALUATION:

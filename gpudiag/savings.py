@@ -26,6 +26,7 @@ from gpudiag.units import format_ns, format_percent
 Values = Mapping[str, Metric | Missing]
 READBACK_RULES = frozenset({"readback_each_step"})
 NOTHING_SAVED = "with this change alone the replay gets no shorter: something else in the step takes as long"
+MOSTLY_WAITING = 0.5  # of a fetch: such workers need few CPUs
 COPY_CALL_RULES = frozenset({"blocking_copy"})
 
 
@@ -120,6 +121,13 @@ def _host_saving(finding: Finding, edit_name: str, scope: Scope, values: Values)
     """A run without GPU work is one line of host time: what is taken out is saved, less what must still be waited for."""
     step = scope.per_step(scope.account.total)
     if edit_name == "more_workers":
+        if _number(values, "dataset_in_memory"):
+            return "the data lie in memory already: workers would only copy them"
+        if (scope.timeline.host.torch_threads or 1) > 1 and (_number(values, "loader_io_share") or 0) < MOSTLY_WAITING:
+            return (
+                "without a GPU the training's own threads take the CPUs that workers would need, and what they would "
+                "leave is not in the recording"
+            )
         rest = step - scope.per_step(scope.parts.get("host.input", 0))
         floor = _loader_floor(values, rest, batches_a_step(scope))
         if floor is None:

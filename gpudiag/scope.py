@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
 from gpudiag.diagnosis import DeviceFigures
+from gpudiag.epochs import without_epoch_start
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
 from gpudiag.host import STALL_NS, HostWork, Launches, host_work, join_launches, named, of_processes
 from gpudiag.intervals import Int64, Intervals
@@ -59,10 +60,12 @@ class Scope:
 
     @property
     def evaluation(self) -> tuple[int, float]:
-        """Evaluation between the first steady step and the end of the last: ns, and its share of that stretch. It is in no step."""
+        """Evaluation within the steady steps, as they lie in the recording: ns, and its share of them. The account is without it."""
         if not len(self.steps):
             return 0, 0.0
-        stretch = int(self.steps.end[-1] - self.steps.start[0])
+        stretch = int(
+            (self.steps.end - self.steps.start).sum()
+        )  # a step that begins an epoch may be left out between them
         apart = stretch - self.account.total
         return apart, apart / max(1, stretch)
 
@@ -179,7 +182,7 @@ def scopes_of(timeline: Timeline) -> Iterator[Scope]:
         layers = device_layers(mine)
         processes = np.unique(mine.process[mine.process > 0])
         steps = find_steps(timeline, mine, int(processes[0]) if processes.size == 1 else None)
-        steady = steps.steady()
+        steady = without_epoch_start(timeline, steps.steady())
         if len(steady) >= MIN_STEPS:
             window = _window(of_processes(timeline.ranges, processes), names, steady)
         else:
@@ -200,7 +203,7 @@ def _window(ranges: Ranges | None, names: Names, steady: Steps) -> Intervals:
 def _host_scope(timeline: Timeline, names: Names) -> Scope | None:
     """The run without GPU work: its steps, or the stretch in which operators or ranges were recorded."""
     steps = find_steps(timeline, None)
-    steady = steps.steady()
+    steady = without_epoch_start(timeline, steps.steady())
     if len(steady) >= MIN_STEPS:
         window = _window(timeline.ranges, names, steady)
     else:

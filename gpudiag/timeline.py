@@ -367,7 +367,7 @@ class LoaderInfo:
 class HostInfo:
     """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine).
 
-    worker_states: samples of the loader's worker processes in the recorded window by their state (proc(5): D waits for a disk).
+    process_cpus: that the recorded process may run on (affinity). worker_states: samples of the loader's worker processes in the recorded window by their state (proc(5): D waits for a disk).
     out_of_memory: gpu | host -> what the exception said that ended the script for lack of it.
 
     load_average: of a minute, at the recording's end. cpu_pressure: share of the recording in which some task of the machine
@@ -385,6 +385,7 @@ class HostInfo:
     cpu_pressure: float | None = None
     other_cpus: float | None = None
     driver: str | None = None
+    process_cpus: int | None = None
     worker_states: Mapping[str, int] = field(default_factory=dict)
     out_of_memory: Mapping[str, str] = field(default_factory=dict)
 

@@ -239,15 +239,18 @@ def test_batches_that_travel_as_python_objects_are_named(tmp_path: Path) -> None
                 return 400
             def __getitem__(self, i):
                 return i
+        OBJECTS = [{"box": [float(n), 1.0, 2.0, 3.0], "label": f"class {n}"} for n in range(20000)]
         def as_objects(samples):
-            return torch.ones(8, 64), [{"box": [float(n), 1.0, 2.0, 3.0], "label": f"class {n}"} for n in range(20000)]
+            return torch.ones(8, 64), OBJECTS
         def as_tensors(samples):
             return torch.ones(8, 64), torch.ones(20000, 4)
         if __name__ == "__main__":
-            train(DataLoader(Boxes(), batch_size=8, num_workers=2, collate_fn=globals()[sys.argv[1]]), 64)
+            train(DataLoader(Boxes(), batch_size=8, num_workers=1, collate_fn=globals()[sys.argv[1]]), 64)
     """
     objects = profiled(tmp_path, script, words=("as_objects",))
     assert objects.metric("loader_message_bytes") > 500_000  # type: ignore[operator]
+    if objects.metric("loader_queue_share") >= 0.15:  # type: ignore[operator]
+        pytest.skip("other programs have the CPUs: then the way of a batch is not to blame")
     assert "return tensors" in objects.finding("loader_unpickling")["fixes"][0]["change"]
     shutil.rmtree(objects.bundle)
     tensors = profiled(tmp_path, script, words=("as_tensors",))
@@ -347,9 +350,12 @@ def test_a_run_that_ends_for_lack_of_memory_says_so_first(tmp_path: Path) -> Non
     assert "gpu_out_of_memory" not in run.standing()
 
 
-@pytest.mark.parametrize("pinned", ["all to one", "each to its own"])
+@pytest.mark.parametrize(
+    ("pinned", "found"),
+    [("all to one", "cpus_restricted"), ("workers to one", "loader_workers_pinned"), ("each to its own", "")],
+)
 def test_a_mask_that_the_script_sets_counts_and_one_cpu_for_each_worker_is_no_narrow_one(
-    tmp_path: Path, pinned: str
+    tmp_path: Path, pinned: str, found: str
 ) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
@@ -362,14 +368,39 @@ def test_a_mask_that_the_script_sets_counts_and_one_cpu_for_each_worker_is_no_na
                 work(0.003)
                 return torch.ones(64)
         def pin(worker):
-            if sys.argv[1] == "each to its own":
-                os.sched_setaffinity(0, [{cpus}[worker]])
+            if sys.argv[1] != "all to one":
+                os.sched_setaffinity(0, [{cpus}[worker if sys.argv[1] == "each to its own" else 0]])
         if __name__ == "__main__":
             if sys.argv[1] == "all to one":  # as some imported libraries do
                 os.sched_setaffinity(0, [{cpus[0]}])
             train(DataLoader(Images(), batch_size=8, num_workers=2, worker_init_fn=pin), 64)
     """
     run = profiled(tmp_path, script, words=(pinned,))
-    assert run.metric("usable_cpus") == (1 if pinned == "all to one" else 2)
-    restricted = "cpus_restricted" in {finding["rule"] for finding in run.diagnosis["findings"]}
-    assert restricted == (pinned == "all to one")
+    assert run.metric("usable_cpus") == (2 if pinned == "each to its own" else 1)
+    named = {finding["rule"] for finding in run.diagnosis["findings"]} & {"cpus_restricted", "loader_workers_pinned"}
+    assert named == ({found} if found else set())
+
+
+def test_threads_of_the_runs_own_workers_are_not_taken_for_other_programs(tmp_path: Path) -> None:
+    script = """
+        import numpy as np
+        class Products(Dataset):
+            def __len__(self):
+                return 120
+            def __getitem__(self, i):
+                a = np.ones((600, 600), np.float32)
+                for _ in range(6):
+                    a = a @ a / 600
+                return torch.from_numpy(a[:8, :8].copy())
+        if __name__ == "__main__":
+            train(DataLoader(Products(), batch_size=2, num_workers=2), 64)
+    """
+    run = profiled(tmp_path, script)
+    others = run.metric("other_cpus")
+    if others is None:
+        pytest.skip("recorded for too short a time")
+    workers = read_process_log(sorted((run.bundle / "torch").glob("rank*.jsonl"))).processes
+    fetches = [record for process in workers for record in process.of("fetch") if record["w"] >= 0]
+    assert sum(record["pc"] for record in fetches) > 1.2 * sum(record["cpu"] for record in fetches), "BLAS has threads"
+    load = os.getloadavg()[0]
+    assert others < 0.5 or load > 3, f"{others} of other programs at load {load}"

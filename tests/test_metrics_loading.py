@@ -39,10 +39,10 @@ def recorded(*rows: dict[str, int], steps: int = 4, **info):
     return measured(training(steps), loader=loader_batches(*rows), loaders=(loader_info(**info),))
 
 
-def test_figures_of_a_fetch_are_medians_and_shares_of_all_batches() -> None:
+def test_figures_of_a_fetch_are_means_and_shares_of_all_batches() -> None:
     got = recorded(*[batch(step) for step in range(3)], batch(3, fetch_end=390 * MS, cpu_ns=30 * MS, io_ns=48 * MS))
     wanted = {
-        "loader_fetch_time": 30 * MS, "loader_fetch_p95": 90 * MS, "loader_dataset_time": 20 * MS,
+        "loader_fetch_time": 45 * MS, "loader_fetch_p95": 90 * MS, "loader_dataset_time": 20 * MS,
         "loader_collate_time": 10 * MS, "loader_pin_time": 2 * MS, "loader_cpu_share": 102 / 180, "loader_io_share": 66 / 180,
         "loader_sample_time": 20 * MS / 32, "loader_time": 40 * MS, "first_batch_wait": 40 * MS, "loader_epochs": 1,
         "worker_restart_time": 0,
@@ -217,5 +217,5 @@ def test_on_a_cpu_run_the_hosts_wait_is_what_is_lost() -> None:
     rows.append(batch(3, start=300 * MS, end=340 * MS, fetch_end=700 * MS))
     got = measured(recorder, loader=loader_batches(*rows), loaders=(loader_info(),))
     assert got["input_lost"].value == 40 * MS
-    assert got["num_workers_needed"].value == 3
+    assert got["num_workers_needed"].value == 4, "by the mean: what workers deliver over time goes by it"
     assert got["loader_late_batch_wait"].value == 10 * MS

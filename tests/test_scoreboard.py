@@ -37,6 +37,7 @@ LIVE = dict.fromkeys(
     (
         "loader_one_transform", "loader_few_workers_work", "loader_threads_oversubscribed", "loader_cold_cache",
         "loader_unpickling", "shm_full", "shm_too_small", "batch_work_in_main_thread",
+        "loader_workers_pinned",
     ),
     "tests/test_loader_inside.py",
 )  # fmt: skip

@@ -37,18 +37,19 @@ LOADER = (
         "count",
         "CPUs that the process may use: least of affinity, cgroup quota and machine (may be a fraction)",
     ),
+    M("process_cpus", "count", "CPUs that the training process may run on by its affinity"),
     M("machine_cpus", "count", "logical CPUs of the machine"),
     M(
         "loader_fetch_time",
         "ns",
-        "median time to fetch one batch where it is fetched (worker or main process): dataset calls and collate; of the window's batches, with fewer than ten of the run's",
+        "mean time to fetch one batch where it is fetched (worker or main process): dataset calls and collate; of the window's batches, with fewer than ten of the run's",
         "the wait of the main process",
         _LOADER,
     ),
     M("loader_fetch_p95", "ns", "95th percentile of the batches' fetch times", source=_LOADER),
-    M("loader_dataset_time", "ns", "median time in the dataset's own calls, a batch", source=_LOADER),
-    M("loader_collate_time", "ns", "median time in collate, a batch", source=_LOADER),
-    M("loader_pin_time", "ns", "median time in pinning, a batch", source=_LOADER),
+    M("loader_dataset_time", "ns", "mean time in the dataset's own calls, a batch", source=_LOADER),
+    M("loader_collate_time", "ns", "mean time in collate, a batch", source=_LOADER),
+    M("loader_pin_time", "ns", "mean time in pinning, a batch", source=_LOADER),
     M(
         "loader_cpu_share",
         "ratio",
@@ -89,7 +90,7 @@ LOADER = (
     M(
         "worker_restart_time",
         "ns",
-        "input_lost from the last batch of an epoch to the first of the next (workers ending, starting, first wait), beyond the median wait, a step",
+        "input_lost from the last batch of an epoch to the first of the next (workers ending, starting, first wait), beyond the median wait, a step; where an epoch is longer than the window, the wait for its first batch over the steps of an epoch",
         source=_LOADER,
     ),
     M("first_batch_wait", "ns", "the wait for the run's first batch (once, not a step)", source=_LOADER),
@@ -106,7 +107,7 @@ LOADER_WORK = (
     M(
         "loader_transform_time",
         "ns",
-        "median time in the transforms of a Compose, a batch",
+        "mean time in the transforms of a Compose, a batch",
         "transforms that the dataset calls by itself",
         _LOADER,
     ),
@@ -153,14 +154,14 @@ LOADER_WORK = (
     M(
         "loader_transfer_time",
         "ns",
-        "median time from the end of a fetch to the arrival of its message, of batches that were waited for",
+        "mean time from the end of a fetch to the arrival of its message, of batches that were waited for",
         "unpickling in the main process",
         _LOADER,
     ),
     M(
         "loader_unpickle_time",
         "ns",
-        "median time to unpickle a batch in the training process, tensors taken over from shared memory included",
+        "mean time to unpickle a batch in the training process, tensors taken over from shared memory included",
         source=_LOADER,
     ),
     M(
@@ -172,7 +173,7 @@ LOADER_WORK = (
     M(
         "loader_message_bytes",
         "bytes",
-        "median size of the pickled message of a batch",
+        "mean size of the pickled message of a batch",
         "its tensors, which lie in shared memory",
         _LOADER,
     ),

@@ -13,7 +13,7 @@ from gpudiag.scope import Scope
 from gpudiag.timeline import LoaderBatches, LoaderInfo
 
 PROFILE_TRANSFORMS = "gpudiag profile --transforms SCRIPT"
-LEAST = 3  # batches that a median is of
+LEAST = 3  # batches that a mean is of
 LEAST_STATES = 10  # samples of worker processes that a share is of
 NAMES = (
     "loader_transform_time", "slowest_transform_time", "loader_read_bytes", "loader_disk_wait", "loader_helper_share",
@@ -39,20 +39,18 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield from _shared_memory(scope, loader)
 
 
-def _median(name: str, column: Int64, reason: str, record_with: str = PROFILE) -> Value:
+def _mean(name: str, column: Int64, reason: str, record_with: str = PROFILE) -> Value:
     known = column[column >= 0]
     if known.size < LEAST:
         return missing(name, reason, record_with)
-    return value(name, float(np.median(known)), "loader records")
+    return value(name, float(known.mean()), "loader records")
 
 
 def _transforms(fetched: LoaderBatches, loader: LoaderInfo) -> Iterator[Value]:
-    yield _median(
-        "loader_transform_time", fetched.transform_ns, "the dataset's transforms are no Compose that is known"
-    )
+    yield _mean("loader_transform_time", fetched.transform_ns, "the dataset's transforms are no Compose that is known")
     if loader.transforms and len(fetched):
         share = loader.transforms[0][2] / max(1, sum(length for _, _, length in loader.transforms))
-        whole = np.median(fetched.transform_ns[fetched.transform_ns >= 0]) if (fetched.transform_ns >= 0).any() else 0
+        whole = fetched.transform_ns[fetched.transform_ns >= 0].mean() if (fetched.transform_ns >= 0).any() else 0
         yield value("slowest_transform_time", float(share * whole), "loader records")
     else:
         yield missing("slowest_transform_time", "transforms were not timed one by one", PROFILE_TRANSFORMS)
@@ -95,9 +93,9 @@ def _workers(scope: Scope, fetched: LoaderBatches, loader: LoaderInfo) -> Iterat
 
 def _handing_over(scope: Scope, rows: LoaderBatches, loader: LoaderInfo) -> Iterator[Value]:
     reason = "how batches came from the workers was not recorded" if loader.num_workers else "the loader has no workers"
-    yield _median("loader_transfer_time", rows.transfer_ns, "no batch was waited for, or " + reason)
-    yield _median("loader_unpickle_time", rows.unpickle_ns, reason)
-    yield _median("loader_message_bytes", rows.message_bytes, reason)
+    yield _mean("loader_transfer_time", rows.transfer_ns, "no batch was waited for, or " + reason)
+    yield _mean("loader_unpickle_time", rows.unpickle_ns, reason)
+    yield _mean("loader_message_bytes", rows.message_bytes, reason)
     known = rows.take(rows.unpickle_ns >= 0)
     if len(known):
         lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpudiag.epochs import epoch_start
 from gpudiag.host import named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
@@ -18,7 +19,7 @@ from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
 # A row of a TensorDataset takes 7 us here with the profiler on. A dataset that holds a table as long as itself (paths, labels)
 # and takes longer than this a sample does more than index it.
 ROW_NS = 200_000
-ENOUGH = 10  # fetches in the window that medians are of; with fewer, those of the whole run
+ENOUGH = 10  # fetches in the window that means are of; with fewer, those of the whole run
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 NO_LOADER = "no DataLoader was recorded from inside"
 BATCH_NAMES = (
@@ -132,7 +133,8 @@ def _sample_time(scope: Scope, loader: LoaderInfo | None) -> float | None:
 
 def _machine(scope: Scope, loader: LoaderInfo | None) -> Iterator[Value]:
     host = scope.timeline.host
-    for name, number in (("usable_cpus", host.usable_cpus), ("machine_cpus", host.machine_cpus)):
+    cpus = (("usable_cpus", host.usable_cpus), ("machine_cpus", host.machine_cpus), ("process_cpus", host.process_cpus))
+    for name, number in cpus:
         if number is None:
             yield missing(name, "the recording does not describe the machine", PROFILE)
         else:
@@ -154,7 +156,7 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     else:
         for name in BATCH_NAMES[:11]:
             yield missing(name, "fewer than three fetched batches were recorded", PROFILE_LONGER)
-    epochs = np.unique(rows.epoch[scope.window.contains(rows.start)])
+    epochs = np.unique(rows.epoch[scope.window.contains(rows.end)])
     yield value("loader_epochs", int(epochs.size), "loader records")
     wait = rows.end - rows.start
     typical = float(np.median(wait))
@@ -163,14 +165,16 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     # The old workers end in the epoch's last next, which brings no batch, and the new ones start before the first next.
     began = np.append(rows.start[:1], rows.end[:-1])[first]
     beyond = np.maximum(0, lost.covered_in(np.minimum(began, rows.start[first]), rows.end[first]) - typical)
-    yield value("worker_restart_time", scope.per_step(float(beyond.sum())), "loader records, account")
+    left_out = epoch_start(scope.timeline, scope.all_steps.steady())
+    restart = left_out.wait_ns / left_out.steps if left_out is not None else scope.per_step(float(beyond.sum()))
+    yield value("worker_restart_time", restart, "loader records, account")
     yield value("first_batch_wait", float(wait[np.argmin(rows.start)]), "loader records")
 
 
 def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> Iterator[Value]:
     length: Int64 = rows.fetch_end - rows.fetch_start
-    median = float(np.median(length))
-    yield value("loader_fetch_time", median, "loader records")
+    mean = float(length.mean())  # what workers deliver over time goes by the mean, slow batches included
+    yield value("loader_fetch_time", mean, "loader records")
     yield value("loader_fetch_p95", float(np.quantile(length, 0.95, method="higher")), "loader records")
     for name, column in (
         ("loader_dataset_time", rows.dataset_ns),
@@ -179,7 +183,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     ):
         known: Bool = column >= 0
         if known.any():
-            yield value(name, float(np.median(column[known])), "loader records")
+            yield value(name, float(column[known].mean()), "loader records")
         else:
             yield missing(name, "the loader's records lack it", PROFILE)
     for name, column in (("loader_cpu_share", rows.cpu_ns), ("loader_io_share", rows.io_ns)):
@@ -191,7 +195,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
         else:
             yield missing(name, "the worker's CPU and I/O time were not recorded", PROFILE)
     lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
-    late = length > 2 * median
+    late = length > 2 * np.median(length)
     yield value(
         "loader_late_batch_wait",
         scope.per_step(float(lost.covered_in(rows.start, rows.end)[late].sum())),
@@ -205,7 +209,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     input_lost = scope.per_step(lost.total())
     rest = scope.per_step(scope.account.total) - input_lost
     if rest > 0:
-        needed = max(1, math.ceil(batches_a_step(scope) * median / rest))
+        needed = max(1, math.ceil(batches_a_step(scope) * mean / rest))
         yield value("num_workers_needed", needed, "loader records, account")
     else:
         yield missing("num_workers_needed", "the step holds nothing but loading", PROFILE)

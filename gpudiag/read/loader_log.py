@@ -13,7 +13,7 @@ One file a process, one JSON object a line; times are CLOCK_MONOTONIC ns, common
     batch    l, it iterator, e epoch of the iterator, n count, b number (-1 main process), s, t: the wait; pids of workers;
              r when its message arrived, u ns of unpickling it, m its bytes, sz bytes of the batch's tensors (the first three)
     fetch    f fetcher, n count, b number, w worker (-1 main), s, e, c collate ns, cpu ns, q ns queued for a CPU (-1 unknown),
-             pc CPU ns of the whole process, rd bytes read from storage, x ns in the transforms, xs {transform: [calls, ns]}
+             pc CPU ns of the whole process, pt the same since its start, rd bytes read from storage, x ns in the transforms, xs {transform: [calls, ns]}
     worker   w, threads torch's, tasks threads of the process, cpus it may run on (numbers): a worker after its second batch
     alloc    at, d GPU, a bytes in tensors, r bytes reserved, pa, pr their peaks so far: between recorded steps
     states   seen {state: samples} of the worker processes, sampled while recording (D: waits for a disk)

@@ -78,8 +78,9 @@ def _with_affinity(host: HostInfo, process: Process, loaders: Sequence[LoaderInf
     count: each may be pinned to one of its own, and the training thread to another."""
     main = max(loaders, key=lambda info: (info.batches, -info.loader), default=None)
     ends = _watched(process)
-    cpus = (main.worker_cpus if main is not None else None) or (ends[1].get("cpus") if ends is not None else None)
-    return replace(host, usable_cpus=min(filter(None, (host.usable_cpus, cpus)), default=None))
+    own: int | None = ends[1].get("cpus") if ends is not None else None
+    cpus: int | None = (main.worker_cpus if main is not None else None) or own
+    return replace(host, process_cpus=own, usable_cpus=min(filter(None, (host.usable_cpus, cpus)), default=None))
 
 
 def _with_load(host: HostInfo, log: ProcessLog, process: Process) -> HostInfo:
@@ -111,13 +112,16 @@ def _watched(process: Process) -> tuple[Record, Record] | None:
 
 
 def _own_cpus(process: Process, start: int, end: int) -> float:
-    """CPUs that a process of the run kept busy: by its own count while it was recorded, a worker by its fetches."""
+    """CPUs that a process of the run kept busy, all its threads: by its own count while it was recorded; a worker by its count at
+    the first and the last fetch of that time, what it does between fetches included."""
     ends = _watched(process)
     if ends is not None and ends[1]["at"] > ends[0]["at"]:
         used: int = ends[1]["own"] - ends[0]["own"]
         return float(used / (ends[1]["at"] - ends[0]["at"]))
     fetches = [record for record in process.of("fetch") if start <= record["e"] <= end and record["w"] >= 0]
-    worked: int = sum(record["cpu"] for record in fetches)
+    if len(fetches) > 1 and "pt" in fetches[0] and fetches[-1]["e"] > fetches[0]["e"]:
+        return float((fetches[-1]["pt"] - fetches[0]["pt"]) / (fetches[-1]["e"] - fetches[0]["e"]))
+    worked: int = sum(record["pc"] if "pc" in record else record["cpu"] for record in fetches)
     return worked / max(1, end - start)
 
 

@@ -150,7 +150,7 @@ def crowded() -> Timeline:
 CASES = (
     Case("rule:host_code_bound", own_code, ("host_code_bound",)),
     Case("rule:loader_collate_bound", lambda: loader(4, [40 * MS] * 20, [180 * MS] * 20, collate=0.8), ("loader_collate_bound",)),
-    Case("rule:loader_jitter", lambda: loader(4, [100 * US] * 7 + [60 * MS] + [100 * US] * 8 + [60 * MS] + [100 * US] * 3,
+    Case("rule:loader_jitter", lambda: loader(6, [100 * US] * 7 + [60 * MS] + [100 * US] * 8 + [60 * MS] + [100 * US] * 3,
                                               [30 * MS] * 7 + [150 * MS] + [30 * MS] * 8 + [150 * MS] + [30 * MS] * 3), ("loader_jitter",)),
     Case("rule:loader_skewed_batches", lambda: loader(2, [50 * US] * 60 + [400 * MS] + [50 * US] * 60, [2 * MS] * 60 + [420 * MS] + [2 * MS] * 60),
          ("loader_skewed_batches",)),

@@ -69,6 +69,7 @@ class Fetches:
             "c": state[2],
             "cpu": cpu - cpu_before,
             "pc": process_cpu - process_before,
+            "pt": process_cpu,
             "q": self._queued() - queued if queued >= 0 else -1,
         }
         if read >= 0:
