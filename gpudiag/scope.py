@@ -63,18 +63,9 @@ class Scope:
         """Evaluation within the steady steps, as they lie in the recording: ns, and its share of them. The account is without it."""
         if not len(self.steps):
             return 0, 0.0
-<<<<<<< HEAD
-        stretch = int(self.steps.end[-1] - self.steps.start[0])
-        steady = self.all_steps.steady()  # some of them may be left out as the starts of epochs
-        out = ~np.isin(steady.start, self.steps.start) & (steady.start > self.steps.start[0])
-        out &= steady.start < self.steps.end[-1]
-        apart = stretch - self.account.total - int((steady.end[out] - steady.start[out]).sum())
-=======
-        stretch = int(
-            (self.steps.end - self.steps.start).sum()
-        )  # a step that begins an epoch may be left out between them
+        # a step that begins an epoch may be left out between them
+        stretch = int((self.steps.end - self.steps.start).sum())
         apart = stretch - self.account.total
->>>>>>> wt-c
         return apart, apart / max(1, stretch)
 
     @cached_property
