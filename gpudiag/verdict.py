@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpudiag.diagnosis import BoundBy, Finding, Verdict
 from gpudiag.evidence import TOLD_EVALUATION, UNTRUSTED_SLOWDOWN, Values, cannot_judge, number
 from gpudiag.metrics.across import RunFacts
-from gpudiag.metrics.communication import backward_collective_wait
 from gpudiag.rules import Judgement
-from gpudiag.scope import Scope, room_of, working
+from gpudiag.scope import Scope, working
 from gpudiag.units import counted, format_ns, format_percent, format_rate
+from gpudiag.verdict_host import host_verdict
+from gpudiag.verdict_shares import (
+    LOSS,
+    WORDS,
+    average_shares,
+    by_owner,
+    in_sentence,
+    margin_of,
+    mean,
+    per_step,
+    winnable_shares,
+)
 
 BUSY_TARGET = 0.80  # the method's own rule of thumb: below it, look at data and host first
-LOSS = 0.10  # severity `warning` (DESIGN 5)
 MOST = 0.8  # of the exposed copies: then one direction speaks for them
-# A loss on a CPU without a GPU below this share of its work does not name the run: won back whole, it saves under a third.
-BESIDE = 0.5
-THIN = 0.05  # two owners within five points of the step are called a near tie
-
-# Which part of the account speaks for which cause. What compute is made of is for the compute rules to say.
-OWNER: dict[str, BoundBy] = {
-    "communication_exposed": "communication",
-    "copy_exposed.h2d": "transfer",
-    "copy_exposed.d2h": "transfer",
-    "copy_exposed.d2d": "transfer",
-    "copy_exposed.p2p": "transfer",
-    "copy_exposed.managed": "transfer",
-    "copy_exposed.other": "transfer",
-    "memset_exposed": "memory",
-    "idle.input": "input",
-    "idle.sync": "sync",
-    "idle.launch": "launch",
-    "idle.allocator": "memory",
-    "idle.compile": "host",
-    "idle.checkpoint_log": "host",
-    "idle.gc": "host",
-    "idle.host": "host",
-    "idle.unknown": "none",
-    "host.input": "input",
-    "host.checkpoint_log": "host",
-    "host.compile": "host",
-    "host.gc": "host",
-    "host.other": "host",
-}
-WORDS: dict[BoundBy, str] = {
-    "input": "waiting for input data",
-    "transfer": "exposed copies",
-    "launch": "launching work (framework code on the host)",
-    "sync": "idle after waits of the host for the device",
-    "communication": "exposed communication",
-    "memory": "memory management",
-    "host": "other host code",
-    "power": "power or heat limits",
-    "none": "causes that were not recorded",
-}
 
 
 def verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Judgement, facts: RunFacts) -> Verdict:
@@ -85,7 +55,9 @@ def _ended(verdict: Verdict, fatal: Finding, scope: Scope) -> Verdict:
     nobody may compare by it."""
     log = scope.timeline.step_log
     steps = f", after {counted(int(log.index.max()) + 1, 'step')}" if log is not None and len(log) else ""
-    headline = f"Run ended: {_lower(fatal)}{steps}. Before that: {verdict.headline[0].lower()}{verdict.headline[1:]}"
+    headline = (
+        f"Run ended: {in_sentence(fatal)}{steps}. Before that: {verdict.headline[0].lower()}{verdict.headline[1:]}"
+    )
     if verdict.status == "cannot_judge":
         return Verdict("cannot_judge", "none", headline)
     return Verdict("bottleneck", _BOUND_BY.get(fatal.category, "none"), headline, verdict.margin)
@@ -100,25 +72,25 @@ def _verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Jud
     everything = scopes
     scopes = [one for one in working(scopes) if (one.ops is None) == (scope.ops is None)] or [scope]
     shares = average_shares(scopes)
-    recorded = _by_owner(shares)
-    lost = _by_owner(winnable_shares(scopes))
+    recorded = by_owner(shares)
+    lost = by_owner(winnable_shares(scopes))
     unknown = recorded.pop("none", 0.0)
     lost.pop("none", None)
     slowdown = max(1.0, number(metrics, "observer_slowdown") or 1.0) if scope.ops is not None else 1.0
     lost = _less_recording(lost, slowdown)
     ranked = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
     if scope.ops is None:
-        return _host_verdict(scopes, scope, ranked, judged, metrics)
-    busy = 1 - _mean(
+        return host_verdict(scopes, scope, ranked, judged, metrics)
+    busy = 1 - mean(
         sum(ns for p, ns in s.parts.items() if p.startswith("idle.")) / max(1, s.account.total) for s in scopes
     )
-    compute = _mean(s.parts.get("compute", 0) / max(1, s.account.total) for s in scopes)
+    compute = mean(s.parts.get("compute", 0) / max(1, s.account.total) for s in scopes)
     owner, share = ranked[0] if ranked else ("none", 0.0)
     what = f"the GPU{'s are' if len(scopes) > 1 else ' is'} busy {format_percent(busy)} of the time"
     if slowdown >= UNTRUSTED_SLOWDOWN:
         what += f" ({format_percent(min(1.0, busy * slowdown))} without what recording added)"
     what += _idle_devices(everything, scopes)
-    step = _per_step(scope)
+    step = per_step(scope)
     hints = [f for f in judged.findings if f.step == "compute" and f.severity != "info" and not f.caused_by]
     late = _late(facts, owner)
     blind = _blind(scopes, unknown)
@@ -133,7 +105,7 @@ def _verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Jud
         known = " as far as the recording shows" if unknown > share else ""
         headline = f"Bound by {owner}{known}: {detail}{late}; {what}{blind}."
         stated = _less_recording(recorded, slowdown)
-        return Verdict("bottleneck", owner, headline, _margin([(name, stated[name]) for name, _ in ranked]))
+        return Verdict("bottleneck", owner, headline, margin_of([(name, stated[name]) for name, _ in ranked]))
     uneven = _uneven(scopes, everything, judged)
     if uneven:
         return Verdict("bottleneck", "compute", f"Bound by {uneven}; {what}{blind}.")
@@ -141,16 +113,16 @@ def _verdict_of(scopes: Sequence[Scope], main: int, metrics: Values, judged: Jud
         return Verdict("bottleneck", "none", f"{what[0].upper()}{what[1:]}{blind}.")
     powers = [f for f in judged.findings if f.category == "power" and f.severity != "info" and not f.caused_by]
     if powers and (not hints or powers[0].bound_ns >= hints[0].bound_ns):
-        headline = f"Bound by power: {what} ({format_percent(compute)} in kernels); {_lower(powers[0])}."
+        headline = f"Bound by power: {what} ({format_percent(compute)} in kernels); {in_sentence(powers[0])}."
         return Verdict("bottleneck", "power", headline)
     if hints:
-        headline = f"Bound by compute: {what} ({format_percent(compute)} in kernels); {_lower(hints[0])}."
+        headline = f"Bound by compute: {what} ({format_percent(compute)} in kernels); {in_sentence(hints[0])}."
         return Verdict("bottleneck", "compute", headline)
     others = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category in _BOUND_BY]
     if others:  # on one of several devices, where the average hides it
         first = others[0]
         bound: BoundBy = _BOUND_BY[first.category]
-        return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)} ({_places(first)}); {what}.")
+        return Verdict("bottleneck", bound, f"Bound by {bound}: {in_sentence(first)} ({_places(first)}); {what}.")
     return Verdict("healthy", "none", f"Healthy: {what}, and no cause costs {format_percent(LOSS)} of {step}.")
 
 
@@ -161,34 +133,6 @@ _BOUND_BY: dict[str, BoundBy] = {
 
 def _places(finding: Finding) -> str:
     return ", ".join(f"rank {rank}, {'CPU' if device < 0 else f'GPU {device}'}" for rank, device in finding.devices)
-
-
-def average_shares(scopes: Sequence[Scope]) -> dict[str, float]:
-    """The share of each part, averaged over the devices, so that a long recording of one rank does not outweigh another's."""
-    return _averaged(scopes, [1.0] * len(scopes))
-
-
-def winnable_shares(scopes: Sequence[Scope]) -> dict[str, float]:
-    """Likewise, with the idle time of each device up to the room that the others leave: what one must work, another may wait."""
-    scales = []
-    for scope in scopes:
-        idle = sum(ns for part, ns in scope.parts.items() if part.startswith("idle.")) / max(1, scope.account.total)
-        scales.append(min(1.0, room_of(scope, scopes) / idle) if idle else 1.0)
-    return _averaged(scopes, scales)
-
-
-def _averaged(scopes: Sequence[Scope], idle_scales: Sequence[float]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for scope, scale in zip(scopes, idle_scales, strict=True):
-        for part, ns in scope.parts.items():
-            share = ns / max(1, scope.account.total) * (scale if part.startswith("idle.") else 1.0)
-            shares[part] = shares.get(part, 0.0) + share / len(scopes)
-    return shares
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
 
 
 def _label(scope: Scope, scopes: Sequence[Scope]) -> str:
@@ -240,14 +184,6 @@ def _blind(scopes: Sequence[Scope], unknown: float) -> str:
     return "".join(f"; {clause}" for clause in said)
 
 
-def _by_owner(shares: dict[str, float]) -> dict[BoundBy, float]:
-    owned: dict[BoundBy, float] = {}
-    for part, share in shares.items():
-        if part in OWNER:
-            owned[OWNER[part]] = owned.get(OWNER[part], 0.0) + share
-    return owned
-
-
 def _less_recording(lost: dict[BoundBy, float], slowdown: float) -> dict[BoundBy, float]:
     """Without what recording added to the steps, which falls on launches first and other host code then."""
     left, added = dict(lost), 1 - 1 / slowdown
@@ -263,22 +199,9 @@ def _gate_text(judged: Judgement) -> str:
     return next((f.summary for f in judged.findings if f.rule == "not_enough_evidence"), "").rstrip(".")
 
 
-def _lower(finding: Finding) -> str:
-    title = finding.title
-    return (
-        title if title[:2].isalpha() and title[:2].isupper() else title[0].lower() + title[1:]
-    )  # FP32, GPU; not `A run`
-
-
-def _per_step(scope: Scope) -> str:
-    if len(scope.steps):
-        return f"the {format_ns(scope.per_step(scope.account.total))} step"
-    return f"the {format_ns(scope.account.total)} span"
-
-
 def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: float) -> str:
     scope = scopes[0] if len(scopes) == 1 else max(scopes, key=lambda s: s.account.total)
-    step = _per_step(scope)
+    step = per_step(scope)
     idle = f"the GPU is idle {format_percent(share)} of {step}"
     if len(scopes) > 1:
         idle = f"on average the {len(scopes)} GPUs are idle {format_percent(share)} of {step}"
@@ -293,8 +216,8 @@ def _detail(owner: BoundBy, scopes: Sequence[Scope], metrics: Values, share: flo
         return f"copies that nothing hides take {format_percent(share)} of {step}{_direction(metrics)}"
     if owner == "launch":
         cost = number(metrics, "launch_cost")
-        per_step = number(metrics, "kernels_per_step")
-        extra = f" ({counted(per_step, 'kernel')}{' a step' if len(scope.steps) else ''}" if per_step else ""
+        kernels = number(metrics, "kernels_per_step")
+        extra = f" ({counted(kernels, 'kernel')}{' a step' if len(scope.steps) else ''}" if kernels else ""
         extra += f", {format_ns(cost)} a launch call)" if extra and cost else ")" if extra else ""
         return f"{idle} while the host prepares launches{extra}"
     if owner == "sync":
@@ -329,101 +252,3 @@ def _late(facts: RunFacts, owner: BoundBy) -> str:
         return ""
     ranks = ", ".join(map(str, facts.late_ranks))
     return f", and rank{'s' if len(facts.late_ranks) > 1 else ''} {ranks} arrive{'' if len(facts.late_ranks) > 1 else 's'} last"
-
-
-def _margin(ranked: Sequence[tuple[BoundBy, float]]) -> str:
-    """Two owners within THIN of each other are a near tie."""
-    if len(ranked) < 2:
-        return ""
-    (first, most), (second, next_most) = ranked[0], ranked[1]
-    if most - next_most >= THIN or next_most < LOSS:
-        return ""
-    return f"{first} ({format_percent(most)}) and {second} ({format_percent(next_most)}) are close"
-
-
-# What a host without GPU work can lose its time to, as the headline says it: the parts of OWNER "host".
-_HOST_WORDS = {
-    "host.checkpoint_log": "saving and logging",
-    "host.compile": "compiling",
-    "host.gc": "garbage collection",
-    "host.other": "code that was not recorded, or waits for other processes",
-}
-
-
-def _host_verdict(
-    scopes: Sequence[Scope], scope: Scope, ranked: Sequence[tuple[BoundBy, float]], judged: Judgement, metrics: Values
-) -> Verdict:
-    shares = average_shares(scopes)
-    work = sum(shares.get(f"host.{phase}", 0.0) for phase in ("forward", "backward", "optimizer", "framework", "h2d"))
-    other = shares.get("host.other", 0.0)
-    step = _per_step(scope)
-    waited = _mean(backward_collective_wait(one) / max(1, one.account.total) for one in scopes)
-    waiting = f"{format_percent(waited)} of {step} passes in the backward pass in waiting for collectives"
-    waits = (
-        f", beside {format_percent(waited)} in the backward pass that wait for collectives" if waited >= LOSS else ""
-    )
-    work -= waited
-
-    def computing(of: str) -> str:
-        return (
-            f"forward, backward, optimizer and other operators take {format_percent(work)} of {of} on the CPU{waits}; "
-            f"no GPU work was recorded"
-        )
-
-    unseen = f"; {format_percent(other)} pass in {_HOST_WORDS['host.other']}" if other >= LOSS else ""
-    # A share of plain user code is no loss by itself: without a finding nothing says that it could be less.
-    causes = [f for f in judged.findings if f.severity != "info" and not f.caused_by and f.category != "none"]
-    if not len(scope.steps):  # start-up, or a launcher that waits for its children, is no loss of a training step
-        causes = [f for f in causes if f.parts != ("host.other",)]
-        if not causes and other > 0.5:
-            known = "too few" if len(scope.all_steps) else "no"
-            headline = f"Cannot judge: {known} steps are known, and {computing(step)}{unseen}."
-            return Verdict("cannot_judge", "none", headline)
-    owner, share = ranked[0] if ranked else ("none", 0.0)
-    if owner == "host" and not any(f.category in ("host", "checkpoint", "log", "compile") for f in causes):
-        others = [item for item in ranked if item[0] != "host"]
-        owner, share = others[0] if others else ("none", 0.0)
-
-    def beside(bound: BoundBy, clause: str) -> Verdict:
-        return Verdict("bottleneck", bound, f"Mostly compute: {computing(step)}; {clause}.", _margin(ranked))
-
-    little = LOSS <= share < BESIDE * work
-    if owner not in ("none", "host") and little and causes:
-        clause = f"the largest loss beside it is {WORDS[owner]}, {format_percent(share)}{unseen}"
-        return beside(owner, clause)
-    if owner == "host" and share >= LOSS and causes:
-        arguments = (number(metrics, "host_log_arguments") or 0.0) / max(1.0, scope.per_step(scope.account.total))
-        if little:
-            return beside(owner, _host_parts(shares, arguments, "it"))
-        headline = f"Bound by host: {_host_parts(shares, arguments, step)}; {computing('it')}."  # `unseen` is among these parts
-        return Verdict("bottleneck", owner, headline, _margin(ranked))
-    if owner != "none" and share >= LOSS and causes:
-        headline = (
-            f"Bound by {owner}: {WORDS[owner]} takes {format_percent(share)} of {step}; {computing('it')}{unseen}."
-        )
-        return Verdict("bottleneck", owner, headline, _margin(ranked))
-    if causes:
-        first = causes[0]
-        if first.step != "compute" and first.category != "launch" and first.share < BESIDE * work:
-            share_of = f" ({format_percent(first.share)})" if first.share else ""
-            return beside("host", f"{_lower(first)}{share_of}{unseen}")
-        bound: BoundBy = "launch" if first.category == "launch" else "compute" if first.step == "compute" else "host"
-        return Verdict("bottleneck", bound, f"Bound by {bound}: {_lower(first)}; {computing(step)}{unseen}.")
-    if waited >= LOSS:
-        if waited < BESIDE * work:
-            return beside("communication", f"no cause was found for the waiting{unseen}")
-        return Verdict("bottleneck", "communication", f"Bound by communication: {waiting}; {computing('it')}{unseen}.")
-    if other >= LOSS:
-        return Verdict("healthy", "none", f"Healthy: as far as the recording shows, {computing(step)}{unseen}.")
-    nothing_else = f"no cause outside them costs {format_percent(LOSS)}"
-    return Verdict("healthy", "none", f"Healthy: {computing(step)}, and {nothing_else}.")
-
-
-def _host_parts(shares: Mapping[str, float], arguments: float, step: str) -> str:
-    """`55 % of the 8.6 ms step goes into saving and logging, 17 % into ...`, the largest first, without small change."""
-    known = {**shares, "host.other": max(0.0, shares.get("host.other", 0.0) - arguments)}
-    parts = [(known.get(part, 0.0), words) for part, words in _HOST_WORDS.items()]
-    lost = sorted([*parts, (arguments, "the arguments of log calls")], reverse=True)
-    (most, where), *rest = [lost[0], *(item for item in lost[1:] if item[0] >= THIN)]
-    more = "".join(f", {format_percent(share)} into {words}" for share, words in rest)
-    return f"{format_percent(most)} of {step} goes into {where}{more}"

@@ -22,7 +22,7 @@ from gpudiag.report.terminal import render
 from gpudiag.rules import RuleSet, load_rules
 from gpudiag.timeline import CopyKind, HostInfo, Kind, MemKind, StepLog, Timeline
 from gpudiag.units import format_percent
-from gpudiag.verdict import OWNER
+from gpudiag.verdict_shares import OWNER
 
 US = 1_000
 MS = 1_000_000
