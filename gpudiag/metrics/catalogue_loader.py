@@ -138,6 +138,13 @@ LOADER_WORK = (
         "threads that exist and do not work",
         _LOADER,
     ),
+    M(
+        "loader_busy_cpus",
+        "count",
+        "CPUs that all workers together keep busy while they fetch, all their threads (a fraction)",
+        "CPUs that they would need to keep up",
+        _LOADER,
+    ),
     M("worker_threads", "count", "threads of a worker process after its second batch, all of them", source=_LOADER),
     M(
         "worker_cpus",

@@ -17,7 +17,7 @@ LEAST = 3  # batches that a mean is of
 LEAST_STATES = 10  # samples of worker processes that a share is of
 NAMES = (
     "loader_transform_time", "slowest_transform_time", "loader_read_bytes", "loader_disk_wait", "loader_helper_share",
-    "worker_threads", "worker_cpus", "loader_workers_working", "loader_transfer_time", "loader_unpickle_time",
+    "loader_busy_cpus", "worker_threads", "worker_cpus", "loader_workers_working", "loader_transfer_time", "loader_unpickle_time",
     "loader_unpickle_lost", "loader_message_bytes", "first_epoch_fetch_time", "later_epochs_fetch_time", "first_epoch_read_bytes",
     "later_epochs_read_bytes", "window_in_first_epoch", "shm_size", "shm_free", "shm_needed", "shm_errors",
 )  # fmt: skip
@@ -76,8 +76,11 @@ def _workers(scope: Scope, fetched: LoaderBatches, loader: LoaderInfo) -> Iterat
     if len(known) >= LEAST:
         share = max(0.0, 1 - float(known.cpu_ns.sum()) / float(known.process_cpu_ns.sum()))
         yield value("loader_helper_share", share, "loader records")
+        busy = float(known.process_cpu_ns.sum()) / max(1, int((known.fetch_end - known.fetch_start).sum()))
+        yield value("loader_busy_cpus", busy * max(1, loader.num_workers), "loader records")
     else:
-        yield missing("loader_helper_share", "the CPU time of the workers' threads was not recorded", PROFILE)
+        for name in ("loader_helper_share", "loader_busy_cpus"):
+            yield missing(name, "the CPU time of the workers' threads was not recorded", PROFILE)
     for name, number in (("worker_threads", loader.worker_os_threads), ("worker_cpus", loader.worker_cpus)):
         if number is None:
             yield missing(name, "no worker fetched two batches while it was recorded", PROFILE)

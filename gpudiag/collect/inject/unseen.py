@@ -16,6 +16,8 @@ _NOWHERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "importlib_b
 def keep_from_warnings() -> None:
     """Give all functions of this package a file that is passed over where a warning looks for the line that it is about. Call it
     before any of them is put around something of the script's."""
+    if not hasattr(CodeType, "replace"):  # Python 3.7 has no torch that is watched; a script of it is only left alone
+        return
     for function in _functions():
         function.__code__ = _refiled(function.__code__)
 
