@@ -169,7 +169,7 @@ def test_threads_in_the_workers_that_take_the_cpus_from_each_other_are_named(tmp
     many = profiled(tmp_path, script, words=("4",))
     assert many.diagnosis["loaders"][0]["worker_threads"] == 4
     assert many.metric("loader_helper_share") > 0.4  # type: ignore[operator]
-    if (many.metric("other_cpus") or 0) >= 0.25 * cpus or many.metric("loader_busy_cpus") < 0.75 * cpus:  # type: ignore[operator]
+    if (many.metric("other_cpus") or 0) >= 0.25 * cpus or many.metric("loader_busy_cpus") < 0.6 * cpus:  # type: ignore[operator]
         pytest.skip("other programs have the CPUs: then the threads are not to blame")
     assert many.finding("loader_threads_oversubscribed")
     shutil.rmtree(many.bundle)
