@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpudiag.intervals import Int64
-from gpudiag.timeline import Steps, Timeline
+from gpudiag.timeline import Steps, Timeline, main_loader_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EpochStart:
 
 def epoch_start(timeline: Timeline, steps: Steps) -> EpochStart | None:
     """None where no epoch but the first starts in these steps, or epochs are so short that the steps hold their share of starts."""
-    batches, main = timeline.loader, max(timeline.loaders, key=lambda info: (info.batches, -info.loader), default=None)
+    batches, main = timeline.loader, main_loader_of(timeline.loaders)
     if batches is None or main is None or len(steps) < 2:
         return None
     rows = batches.take(batches.loader == main.loader)
@@ -50,6 +50,4 @@ def without_epoch_start(timeline: Timeline, steps: Steps) -> Steps:
         return steps
     keep = np.ones(len(steps), bool)
     keep[start.rows] = False
-    return Steps(
-        steps.start[keep], steps.end[keep], steps.index[keep], steps.warm_up[keep], steps.source, steps.confidence
-    )
+    return steps.where(keep)

@@ -72,6 +72,11 @@ class Scope:
     def parts(self) -> dict[str, int]:
         return self.account.parts
 
+    @cached_property
+    def input_lost(self) -> Intervals:
+        """The time that the account gives to waiting for input."""
+        return self.account.owned_by("idle.input" if self.ops is not None else "host.input")
+
     @property
     def own_work(self) -> float:
         """Share of the window in which the device does work of its own: kernels, copies, memsets; waiting in collectives is none."""

@@ -363,6 +363,11 @@ class LoaderInfo:
     transforms: tuple[tuple[str, int, int], ...] = ()
 
 
+def main_loader_of(loaders: Sequence[LoaderInfo]) -> LoaderInfo | None:
+    """The DataLoader that delivered most batches, of equals the first; None where there is none."""
+    return max(loaders, key=lambda info: (info.batches, -info.loader), default=None)
+
+
 @dataclass(frozen=True)
 class HostInfo:
     """The machine that ran it; None = not recorded. usable_cpus = min(affinity, cgroup quota, machine).
@@ -482,11 +487,13 @@ class Steps:
         zero = np.empty(0, np.int64)
         return cls(zero, zero, zero, np.empty(0, bool), "none", 0.0)
 
-    def steady(self) -> Steps:
-        keep = ~self.warm_up
+    def where(self, keep: Bool) -> Steps:
         return Steps(
             self.start[keep], self.end[keep], self.index[keep], self.warm_up[keep], self.source, self.confidence
         )
+
+    def steady(self) -> Steps:
+        return self.where(~self.warm_up)
 
     def __len__(self) -> int:
         return int(self.start.size)

@@ -79,7 +79,7 @@ def _loader(scope: Scope) -> Iterator[Value]:
     total = max(1.0, float((fetched.fetch_end - fetched.fetch_start).sum()))
     share = float(_queued(fetched).sum()) / total
     yield value("loader_queue_share", share, "loader records")
-    lost = scope.per_step(scope.account.owned_by("idle.input" if scope.ops is not None else "host.input").total())
+    lost = scope.per_step(scope.input_lost.total())
     host = scope.timeline.host
     if host.other_cpus is None or not host.usable_cpus:
         yield missing("loader_queue_lost", "what other programs took of the CPUs was not recorded", PROFILE_LONGER)

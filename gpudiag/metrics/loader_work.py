@@ -39,10 +39,10 @@ def measure(scope: Scope) -> Iterator[Value]:
     yield from _shared_memory(scope, loader)
 
 
-def _mean(name: str, column: Int64, reason: str, record_with: str = PROFILE) -> Value:
+def _mean(name: str, column: Int64, reason: str) -> Value:
     known = column[column >= 0]
     if known.size < LEAST:
-        return missing(name, reason, record_with)
+        return missing(name, reason, PROFILE)
     return value(name, float(known.mean()), "loader records")
 
 
@@ -101,7 +101,7 @@ def _handing_over(scope: Scope, rows: LoaderBatches, loader: LoaderInfo) -> Iter
     yield _mean("loader_message_bytes", rows.message_bytes, reason)
     known = rows.take(rows.unpickle_ns >= 0)
     if len(known):
-        lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
+        lost = scope.input_lost
         under = lost.covered_in(np.maximum(known.start, known.end - known.unpickle_ns), known.end)
         spent = 0.0 if loader.pin_memory else float(under.sum())
         yield value("loader_unpickle_lost", scope.per_step(spent), "loader records, account")

@@ -14,7 +14,7 @@ from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
 from gpudiag.names import COPY_CALL, FORWARD, H2D, INPUT, LAUNCH
 from gpudiag.scope import Scope
 from gpudiag.steps import OUR_STEP
-from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo
+from gpudiag.timeline import Bool, LoaderBatches, LoaderInfo, main_loader_of
 
 # A row of a TensorDataset takes 7 us here with the profiler on. A dataset that holds a table as long as itself (paths, labels)
 # and takes longer than this a sample does more than index it.
@@ -88,7 +88,7 @@ def _before_launch(scope: Scope, waiting: Intervals | None) -> Value:
 
 def main_loader(scope: Scope) -> LoaderInfo | None:
     """The DataLoader that delivered most batches."""
-    return max(scope.timeline.loaders, key=lambda info: (info.batches, -info.loader), default=None)
+    return main_loader_of(scope.timeline.loaders)
 
 
 def rows_of(scope: Scope, loader: LoaderInfo | None) -> LoaderBatches | None:
@@ -161,7 +161,7 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     wait = rows.end - rows.start
     typical = float(np.median(wait))
     first = (rows.batch == 0) & (rows.epoch > rows.epoch.min())
-    lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
+    lost = scope.input_lost
     # The old workers end in the epoch's last next, which brings no batch, and the new ones start before the first next.
     began = np.append(rows.start[:1], rows.end[:-1])[first]
     beyond = np.maximum(0, lost.covered_in(np.minimum(began, rows.start[first]), rows.end[first]) - typical)
@@ -194,7 +194,7 @@ def _fetches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
             )
         else:
             yield missing(name, "the worker's CPU and I/O time were not recorded", PROFILE)
-    lost = scope.account.owned_by("idle.input" if scope.ops is not None else "host.input")
+    lost = scope.input_lost
     late = length > 2 * np.median(length)
     yield value(
         "loader_late_batch_wait",

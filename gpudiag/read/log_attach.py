@@ -12,7 +12,17 @@ import numpy as np
 from gpudiag.intervals import Int64
 from gpudiag.read.loader_log import FIRST_STEPS, Process, ProcessLog, Record, source_of, steps_of
 from gpudiag.read.log_loaders import loader_records, shifted, worker_states
-from gpudiag.timeline import CallSite, HostInfo, LoaderInfo, Looks, MemoryEvents, Ranges, StepLog, Timeline
+from gpudiag.timeline import (
+    CallSite,
+    HostInfo,
+    LoaderInfo,
+    Looks,
+    MemoryEvents,
+    Ranges,
+    StepLog,
+    Timeline,
+    main_loader_of,
+)
 
 LEAST_WATCH_NS = 300_000_000  # /proc/stat counts in ticks of 10 ms a CPU
 STEP_RANGE = re.compile(r"^(?:gpudiag::)?step(?:#(\d+))?$")
@@ -76,7 +86,7 @@ def _step_sign(process: Process, steps: Sequence[Record]) -> str:
 def _with_affinity(host: HostInfo, process: Process, loaders: Sequence[LoaderInfo]) -> HostInfo:
     """The script, or something that it imports, may have narrowed the CPUs that it was started with; where workers load, theirs
     count: each may be pinned to one of its own, and the training thread to another."""
-    main = max(loaders, key=lambda info: (info.batches, -info.loader), default=None)
+    main = main_loader_of(loaders)
     ends = _watched(process)
     own: int | None = ends[1].get("cpus") if ends is not None else None
     cpus: int | None = (main.worker_cpus if main is not None else None) or own

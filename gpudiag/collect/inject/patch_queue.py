@@ -24,9 +24,8 @@ class Arrivals:
         receive, get = getattr(queue, "_recv_bytes", None), getattr(type(queue), "get", None)
         if receive is None or get is None:
             return
-        itself = weakref.ref(
-            queue
-        )  # a queue that knew itself would be freed, and its pipes closed, later than without us
+        # a queue that knew itself would be freed, and its pipes closed, later than without us
+        itself = weakref.ref(queue)
 
         def timed_receive(*args: Any, **kwargs: Any) -> Any:
             message = receive(*args, **kwargs)
