@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gpudiag.epochs import epoch_start
 from gpudiag.metrics.base import Metric, Missing
 from gpudiag.names import LAUNCH
 from gpudiag.scope import Scope
@@ -99,7 +98,7 @@ def warnings_of(scope: Scope, values: Values) -> Iterator[str]:
         yield (
             f"no step was marked; steps are inferred from kernels that repeat ({format_percent(scope.all_steps.confidence)} alike)"
         )
-    left_out = epoch_start(timeline, scope.all_steps.steady()) if len(scope.steps) else None
+    left_out = scope.left_out if len(scope.steps) else None
     if left_out is not None:
         yield (
             f"a recorded step begins an epoch of {left_out.steps} steps and is left out: among {len(scope.steps)} it would "

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpudiag.account import HOST_DEVICE, Account, device_account, host_account
 from gpudiag.diagnosis import DeviceFigures
-from gpudiag.epochs import without_epoch_start
+from gpudiag.epochs import EpochStart, epoch_start, without_epoch_start
 from gpudiag.figures import Layers, device_figures, device_layers, split_by_device
 from gpudiag.host import STALL_NS, HostWork, Launches, host_work, join_launches, named, of_processes
 from gpudiag.intervals import Int64, Intervals
@@ -71,6 +71,11 @@ class Scope:
     @cached_property
     def parts(self) -> dict[str, int]:
         return self.account.parts
+
+    @cached_property
+    def left_out(self) -> EpochStart | None:
+        """The start of an epoch that is not among `steps`."""
+        return epoch_start(self.timeline, self.all_steps.steady())
 
     @cached_property
     def input_lost(self) -> Intervals:

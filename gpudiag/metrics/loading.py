@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.epochs import epoch_start
 from gpudiag.host import named
 from gpudiag.intervals import Int64, Intervals
 from gpudiag.metrics.make import PROFILE, PROFILE_LONGER, Value, missing, value
@@ -165,7 +164,7 @@ def _batches(scope: Scope, rows: LoaderBatches, loader: LoaderInfo | None) -> It
     # The old workers end in the epoch's last next, which brings no batch, and the new ones start before the first next.
     began = np.append(rows.start[:1], rows.end[:-1])[first]
     beyond = np.maximum(0, lost.covered_in(np.minimum(began, rows.start[first]), rows.end[first]) - typical)
-    left_out = epoch_start(scope.timeline, scope.all_steps.steady())
+    left_out = scope.left_out
     restart = left_out.wait_ns / left_out.steps if left_out is not None else scope.per_step(float(beyond.sum()))
     yield value("worker_restart_time", restart, "loader records, account")
     yield value("first_batch_wait", float(wait[np.argmin(rows.start)]), "loader records")
